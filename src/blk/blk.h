@@ -1,0 +1,157 @@
+/*
+ * A flat array of bytes: read, write, zero, discard, flush.
+ *
+ * A `struct blk` is one file, block device, memory or wrapper of another blk. Requests of any
+ * offset and length are taken; where the device needs alignment (direct I/O), blk.c reads and
+ * writes through bounce buffers and serialises read-modify-write of the same device block.
+ * Reading past the end of the device, inside the caller's range, gives zeroes; writing past the end
+ * grows a file and is refused (-ENOSPC) on a device of fixed length.
+ *
+ * A write is in the device's volatile cache when it returns; blk_flush makes all writes that
+ * returned before it durable. A failed flush is sticky: every later flush and write is -EIO.
+ */
+#ifndef VARVE_BLK_BLK_H
+#define VARVE_BLK_BLK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "rt/buf.h"
+#include "rt/co.h"
+#include "rt/wait.h"
+
+struct blk;
+
+enum blk_flags {
+    BLK_FUA = 1,      /* durable when the call returns */
+    BLK_MAY_UNMAP = 2 /* blk_zero may deallocate */
+};
+
+struct blk_stats { /* requests that reached the device, and bytes */
+    uint64_t reads, read_bytes, writes, write_bytes, flushes, zeroes, discards, bounced;
+};
+
+/* What a device implements. Offsets and lengths are multiples of `align` and buffers are aligned
+ * to `mem_align` when these ops are called. All may wait. Optional ones may be NULL. */
+struct blk_ops {
+    const char *name;
+    int (*readv)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov);
+    int (*writev)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov, unsigned flags);
+    int (*flush)(struct blk *blk);
+    int (*zero)(struct blk *blk, uint64_t off, uint64_t len, unsigned flags); /* -ENOTSUP: written */
+    int (*discard)(struct blk *blk, uint64_t off, uint64_t len);              /* -ENOTSUP: ignored */
+    int (*resize)(struct blk *blk, uint64_t len);
+    /* data or hole at off: *ret_len > 0 bytes of the same kind, at most len */
+    int (*status)(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint64_t *ret_len);
+    /* reserves space for [off, off+len) without changing content; grows the file; -ENOTSUP ok */
+    int (*preallocate)(struct blk *blk, uint64_t off, uint64_t len);
+    void (*close)(struct blk *blk);
+};
+
+struct blk {
+    const struct blk_ops *ops;
+    char *name;         /* for messages: the path; owned */
+    uint64_t len;       /* bytes now */
+    uint32_t align;     /* offset and length of a device request; power of two, >= 1 */
+    uint32_t mem_align; /* buffer address */
+    uint32_t io_unit;   /* metadata unit: max(512, physical block) */
+    bool writable;
+    bool fixed_len;     /* block device: cannot grow by writing */
+    bool zero_tail;     /* space gained by growing reads as zero (files) */
+    bool fresh_zero;    /* space never written reads as zero (files; not block devices) */
+    bool flush_failed;  /* sticky */
+    struct list rmw;    /* blk.c's own: device blocks in read-modify-write */
+    struct wait_queue rmw_wait;
+    struct blk_stats stats;
+};
+
+/* ---- for devices ---- */
+/* Fills the common part; name is copied. */
+int blk_init(struct blk *blk, const struct blk_ops *ops, const char *name);
+
+/* ---- for users; all may wait, none keeps the caller's memory ---- */
+SUSPENDS int blk_readv(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov);
+SUSPENDS int blk_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                        unsigned flags);
+SUSPENDS int blk_read(struct blk *blk, uint64_t off, void *buf, size_t len);
+SUSPENDS int blk_write(struct blk *blk, uint64_t off, const void *buf, size_t len);
+SUSPENDS int blk_zero(struct blk *blk, uint64_t off, uint64_t len, unsigned flags);
+SUSPENDS int blk_discard(struct blk *blk, uint64_t off, uint64_t len);
+SUSPENDS int blk_flush(struct blk *blk);
+SUSPENDS int blk_resize(struct blk *blk, uint64_t len);
+SUSPENDS int blk_preallocate(struct blk *blk, uint64_t off, uint64_t len);
+SUSPENDS int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data,
+                        uint64_t *ret_len);
+/* Waits for nothing in flight: the caller has drained it. Frees blk. NULL is fine. */
+SUSPENDS void blk_close(struct blk *blk);
+
+/* ---- file.c ---- */
+enum blk_lock { /* see lock.c; what other programs may do while we have it open */
+    BLK_LOCK_NONE,  /* takes no lock (img info -U) */
+    BLK_LOCK_READ,  /* we read; others may read, not write */
+    BLK_LOCK_WRITE, /* we write; nobody else may write or read consistently */
+};
+struct blk_file_opts {
+    bool writable;
+    bool direct;         /* O_DIRECT; falls back to buffered where the file system refuses it */
+    bool create;         /* O_CREAT|O_EXCL, mode 0644 */
+    bool truncate;       /* with create: an existing file is emptied instead of refused */
+    enum blk_lock lock;
+};
+/* Opens a regular file or block device (others are refused). Errors: -errno of open; -EBUSY when
+ * another program holds it. */
+SUSPENDS int blk_file_open(const char *path, const struct blk_file_opts *opts, struct blk **ret,
+                           struct err *err);
+/* From a descriptor (taken on success). */
+SUSPENDS int blk_file_from_fd(int fd, const char *name, const struct blk_file_opts *opts,
+                              struct blk **ret, struct err *err);
+int blk_file_fd(const struct blk *blk); /* -1 if it is no file */
+/* Changes access of an open file: write -> read and back (a layer that becomes a backing file, or
+ * a commit target). Re-opens through /proc/self/fd; 0 or -errno, then nothing changed. */
+SUSPENDS int blk_file_reopen(struct blk *blk, bool writable, enum blk_lock lock, struct err *err);
+void blk_file_set_name(struct blk *blk, const char *path); /* the file was renamed */
+
+/* ---- lock.c: byte-range OFD locks as QEMU takes them ---- */
+/* 0, -EBUSY with who in err if /proc tells, or -errno. Locks go with the descriptor. */
+int blk_lock_fd(int fd, enum blk_lock lock, const char *name, struct err *err);
+
+/* ---- mem.c ---- */
+/* Sparse memory of `len` bytes (64 KiB pages on demand). align as given (1 = any). */
+int blk_mem_new(uint64_t len, uint32_t align, struct blk **ret);
+
+/* ---- fault.c: errors, delays and breakpoints on chosen requests of a child ---- */
+enum blk_req {
+    BLK_REQ_READ = 1,
+    BLK_REQ_WRITE = 2,
+    BLK_REQ_FLUSH = 4,
+    BLK_REQ_ZERO = 8,
+    BLK_REQ_DISCARD = 16,
+    BLK_REQ_RESIZE = 32,
+    BLK_REQ_ANY = 63
+};
+/* Wraps child (taken: closed with the wrapper). */
+int blk_fault_new(struct blk *child, struct blk **ret);
+/* The n-th (from 1) request of these kinds from now on fails with rc, once or from then on. */
+void blk_fault_fail(struct blk *blk, unsigned reqs, uint64_t nth, int rc, bool sticky);
+void blk_fault_clear(struct blk *blk);
+/* The next request of these kinds overlapping [off, off+len) stops before it reaches the child until
+ * blk_fault_resume(). */
+void blk_fault_break(struct blk *blk, unsigned reqs, uint64_t off, uint64_t len);
+SUSPENDS void blk_fault_wait_stopped(struct blk *blk); /* until a request stands at the breakpoint */
+void blk_fault_resume(struct blk *blk);
+uint64_t blk_fault_count(const struct blk *blk, unsigned reqs); /* requests seen of these kinds */
+
+/* ---- crash.c: memory with a volatile cache ---- */
+/* Keeps what was not flushed apart from the stable content. A power cut applies any subset of
+ * the unflushed writes, in any order that a device could take, torn at 512 bytes. Requests pass
+ * io_point(). Length may grow (resize is metadata: lost or kept likewise). */
+int blk_crash_new(uint64_t len, struct blk **ret);
+/* The device as it is after a power cut with this seed: a new blk_mem with the surviving content.
+ * The crash device itself stays usable. Also tells how many unflushed 512-byte sectors there were
+ * and how many of them were lost. */
+struct blk_crash_report {
+    uint64_t unflushed_sectors, lost_sectors, torn_writes;
+};
+int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret, struct blk_crash_report *report);
+
+#endif

@@ -1,0 +1,161 @@
+/*
+ * One open qcow2 file: its mapping, its allocator, reads and writes of guest data.
+ *
+ * The image knows nothing of other files: where a write must fill what it leaves open of a
+ * (sub)cluster, it reads the old content through `struct image_below`, which the chain gives.
+ * All calls on one image come from one reactor. Guest ranges lie inside the image's length.
+ */
+#ifndef VARVE_QCOW2_IMAGE_H
+#define VARVE_QCOW2_IMAGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "blk/blk.h"
+#include "qcow2/header.h"
+#include "rt/buf.h"
+
+struct image;
+
+/* Reads what the layers below show of a guest range into iov (zeroes past their end). */
+struct image_below {
+    int (*read)(void *ctx, uint64_t guest_off, uint64_t len, struct iov_iter *iov); /* may wait */
+    /* May say that a range below is known to read as zero without I/O (then COW needs no read);
+     * returns the length of the prefix for which *ret_zero holds. NULL: unknown. */
+    uint64_t (*is_zero)(void *ctx, uint64_t guest_off, uint64_t len, bool *ret_zero);
+    void *ctx;
+};
+
+enum image_discard { IMAGE_DISCARD_UNMAP, IMAGE_DISCARD_KEEP /* zero flag, cluster keeps its place */ };
+
+struct image_opts {
+    bool writable;
+    bool no_open_checks;    /* open what check and info may look at: corrupt bit, bad tables */
+    uint64_t cache_bytes;   /* 0: covers the image, at most 32 MiB */
+    uint64_t prealloc_step; /* file growth in steps of so many bytes; 0: 128 MiB on files, none on
+                               devices; UINT64_MAX: none */
+    enum image_discard discard;
+};
+
+/*
+ * Opens an image. `blk` is taken on success: closed by image_close.
+ * Writable opens refuse an image whose corrupt bit is set (-EUCLEAN); a dirty bit (lazy
+ * refcounts) is repaired first by rebuilding refcounts in memory and storing them.
+ * Encrypted images and external data files are refused with -ENOTSUP (info may still read them
+ * with no_open_checks). An image with a backing file opens whatever that file is.
+ * Refuses an L1 table that does not lie in the file, a refcount table likewise when writable.
+ */
+SUSPENDS int image_open(struct blk *blk, const struct image_opts *opts, struct image **ret,
+                        struct err *err);
+/* Flushes, gives unused runs back, trims the file's end, closes the blk, frees. Frees in any case. */
+SUSPENDS int image_close(struct image *img, struct err *err);
+const struct qcow2_header *image_header(const struct image *img);
+struct blk *image_blk(const struct image *img);
+uint64_t image_len(const struct image *img); /* virtual size in bytes */
+bool image_is_writable(const struct image *img);
+bool image_is_corrupt(const struct image *img);
+/* true while metadata changes are in memory only */
+bool image_is_unwritten(const struct image *img);
+
+/* ---- mapping ---- */
+enum extent_kind {
+    EXTENT_UNALLOCATED, /* look below */
+    EXTENT_ZERO,
+    EXTENT_DATA,       /* at host_off in the image's file */
+    EXTENT_COMPRESSED, /* read through image_read */
+};
+struct extent {
+    enum extent_kind kind;
+    uint64_t len;      /* bytes of this kind from the asked offset; DATA: contiguous on the host too */
+    uint64_t host_off; /* DATA; ZERO with a kept cluster: its place; else 0 */
+    bool host_valid;   /* host_off means something */
+};
+/* First extent of a range; 0 < ret->len <= len. Never crosses what is needed to know; merges
+ * neighbouring clusters while that needs no further wait. -EIO, -EUCLEAN. */
+SUSPENDS int image_map(struct image *img, uint64_t guest_off, uint64_t len, struct extent *ret);
+/* True if a write of this range would go in place: mapped, owned by this layer alone; then *ret_host is
+ * where and returns the length of the prefix (0: no). Never waits: false on a cache miss. */
+uint64_t image_map_in_place(struct image *img, uint64_t guest_off, uint64_t len, uint64_t *ret_host);
+/* Bytes of guest data this layer holds itself (allocated, not zero): for choosing a merge direction.
+ * Walks all L2 tables once; waits. */
+SUSPENDS int image_allocated_bytes(struct image *img, uint64_t *ret);
+
+/* ---- data ---- */
+/* Reads guest data that this layer holds; unallocated parts come from below (NULL: zeroes). */
+SUSPENDS int image_read(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,
+                        const struct image_below *below);
+/* flags: BLK_FUA (data and mapping durable on return). Errors: -ENOSPC, -EIO, -EROFS, -EUCLEAN. */
+SUSPENDS int image_write(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,
+                         unsigned flags, const struct image_below *below);
+/* Makes the range read as zero. flags: BLK_FUA; BLK_MAY_UNMAP frees clusters. Partial (sub)clusters at the
+ * edges are written. v2 images: unallocated without a backing file, else data zeroes are written. */
+SUSPENDS int image_zero(struct image *img, uint64_t guest_off, uint64_t len, unsigned flags,
+                        const struct image_below *below);
+/* Advisory: whole clusters inside the range stop to hold data and read as zero (never as older
+ * data from below); edges are left alone. */
+SUSPENDS int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
+                           const struct image_below *below);
+/* Makes everything that returned before durable: data, refcounts, L2, L1, in this order. */
+SUSPENDS int image_flush(struct image *img);
+/* Writes dirty metadata back, as flush does, while other requests go on; what a later flush then
+ * finds is little. */
+SUSPENDS int image_write_back(struct image *img);
+
+/* ---- slow operations: the caller has drained all requests ---- */
+/* Grows (new space reads as zero even over a longer backing file: has_backing tells) or shrinks. */
+SUSPENDS int image_resize(struct image *img, uint64_t len, bool has_backing, struct err *err);
+/* Rewrites the backing file name and format in the header, durably. NULL name: none. */
+SUSPENDS int image_set_backing(struct image *img, const char *name, const char *format,
+                               struct err *err);
+/* Switches between writable and read-only for a pivot: to read-only flushes first and gives unused
+ * runs back; the file's descriptor and locks change with blk_file_reopen when it is a file. */
+SUSPENDS int image_reopen(struct image *img, bool writable, struct err *err);
+
+/* Counters for statistics and tests. */
+struct image_stats {
+    uint64_t cache_hits, cache_misses, cache_bytes, cache_bytes_max;
+    uint64_t cow_reads, cow_read_bytes, cow_write_bytes;
+    uint64_t clusters_allocated, clusters_freed, runs_allocated, refcount_writes, l2_writes;
+    uint64_t claim_waits, flushes;
+};
+void image_get_stats(const struct image *img, struct image_stats *ret);
+
+/* ---- creating (create.c) ---- */
+enum qcow2_prealloc { PREALLOC_OFF, PREALLOC_METADATA, PREALLOC_FALLOC, PREALLOC_FULL };
+struct image_create_opts {
+    uint64_t virtual_len;
+    unsigned version;      /* 2 or 3; 0 = 3 */
+    uint64_t cluster_size; /* 0 = 64 KiB */
+    bool extended_l2;
+    unsigned refcount_bits; /* 1..64, a power of two; 0 = 16 */
+    bool lazy_refcounts;
+    enum qcow2_compression compression;
+    enum qcow2_prealloc prealloc;
+    const char *backing_name, *backing_format; /* NULL: none */
+};
+/* Writes a new empty image to blk (a file is emptied first; a device keeps its other content) and
+ * flushes it. Preallocation modes of an image with a backing file need extended L2 (-EINVAL
+ * otherwise). On a device whose space is not known to read as zero, preallocated clusters carry zero
+ * marks. Nothing is left behind as a valid image on failure. */
+SUSPENDS int image_create(struct blk *blk, const struct image_create_opts *opts, struct err *err);
+/* Checks options alone (same errors as image_create), before any file is touched. */
+int image_create_check(const struct image_create_opts *opts, struct err *err);
+/* Host bytes a new image needs: empty (required_len is what it takes for `data_len` bytes of data)
+ * and fully allocated; QEMU's `measure` figures. */
+int image_measure(const struct image_create_opts *opts, uint64_t data_len, uint64_t *ret_required,
+                  uint64_t *ret_full, struct err *err);
+
+/* ---- checking (check.c) ---- */
+struct image_check {
+    uint64_t corruptions, leaks, check_errors;
+    uint64_t total_clusters, allocated_clusters, fragmented_clusters, compressed_clusters;
+    uint64_t image_end_off;
+    bool bitmap_clusters_seen;
+};
+/* Full consistency check, no repair: every reference counted, compared with the refcounts, overlaps and reserved
+ * bits reported. report (may be NULL) is called with one line a finding. Memory is bounded by the
+ * file's length. Works on what image_open(no_open_checks) gives, read-only. */
+SUSPENDS int image_check(struct image *img, struct image_check *ret,
+                         void (*report)(void *ctx, const char *line), void *ctx, struct err *err);
+
+#endif
