@@ -15,12 +15,12 @@
 /* Host offsets are at most 56 bits wide; every offset from a file is held against this. */
 #define QCOW2_HOST_OFF_MAX (1ull << 56)
 
-#define QCOW2_EXT_END 0u
+#define QCOW2_EXT_END            0u
 #define QCOW2_EXT_BACKING_FORMAT 0xe2792acau
-#define QCOW2_EXT_FEATURE_NAMES 0x6803f857u
-#define QCOW2_EXT_BITMAPS 0x23852875u
-#define QCOW2_EXT_CRYPT 0x0537be77u
-#define QCOW2_EXT_DATA_FILE 0x44415441u
+#define QCOW2_EXT_FEATURE_NAMES  0x6803f857u
+#define QCOW2_EXT_BITMAPS        0x23852875u
+#define QCOW2_EXT_CRYPT          0x0537be77u
+#define QCOW2_EXT_DATA_FILE      0x44415441u
 
 struct qcow2_disk_header {
     be32 magic;
@@ -112,15 +112,15 @@ struct qcow2_disk_bitmap {
 };
 static_assert(sizeof(struct qcow2_disk_bitmap) == 24, "bitmap directory entry");
 
-#define QCOW2_BITMAPS_MAX 65535u
-#define QCOW2_BITMAP_OFFSET_MASK 0x00fffffffffffe00ull
+#define QCOW2_BITMAPS_MAX          65535u
+#define QCOW2_BITMAP_OFFSET_MASK   0x00fffffffffffe00ull
 #define QCOW2_BITMAP_RESERVED_MASK 0xff000000000001feull
-#define QCOW2_BITMAP_ALL_ONES 1ull
+#define QCOW2_BITMAP_ALL_ONES      1ull
 
-#define QCOW2_REFTABLE_OFFSET_MASK 0xfffffffffffffe00ull
+#define QCOW2_REFTABLE_OFFSET_MASK   0xfffffffffffffe00ull
 #define QCOW2_REFTABLE_RESERVED_MASK 0x1ffull
-#define QCOW2_L1_RESERVED_MASK 0x7f000000000001ffull
-#define QCOW2_L2_STD_RESERVED_MASK 0x3f000000000001feull
-#define QCOW2_L2_EXT_RESERVED_MASK 0x3f000000000001ffull
+#define QCOW2_L1_RESERVED_MASK       0x7f000000000001ffull
+#define QCOW2_L2_STD_RESERVED_MASK   0x3f000000000001feull
+#define QCOW2_L2_EXT_RESERVED_MASK   0x3f000000000001ffull
 
 #endif

@@ -53,6 +53,7 @@ struct qcow2_header {
     uint64_t incompatible, compatible, autoclear;
     unsigned refcount_order; /* refcount width is 1 << order bits, 0..6 */
     uint32_t header_len;     /* bytes as found on disk: 72 for v2, >= 104 for v3 */
+    uint8_t *unknown_fields; /* owned: header bytes from 112 to header_len, kept; NULL if none */
     enum qcow2_compression compression;
     char *backing_name;   /* owned; NULL: no backing file */
     char *backing_format; /* owned; NULL: not given */
@@ -81,6 +82,10 @@ SUSPENDS int qcow2_header_write(struct blk *blk, const struct qcow2_header *hdr,
 void qcow2_header_fini(struct qcow2_header *hdr);
 /* Fills the derived members from version, bits, features and virtual_len. */
 void qcow2_header_derive(struct qcow2_header *hdr);
+/* Bytes that the header takes when written; 0 when it does not fit into one cluster. */
+size_t qcow2_header_written_len(const struct qcow2_header *hdr);
+/* The extension kept under this magic, NULL if there is none. */
+const struct qcow2_ext *qcow2_header_ext(const struct qcow2_header *hdr, uint32_t magic);
 /* True if the first bytes are a qcow2 image (magic and a known version or not). */
 bool qcow2_probe(const void *buf, size_t len);
 
