@@ -1,0 +1,286 @@
+/* The reactor on its real backends: turns, wakes, hooks, I/O, cancellation. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "base/own.h"
+#include "rt/reactor.h"
+#include "rt/timer.h"
+#include "rt/wait.h"
+#include "test.h"
+
+static int add(void *arg)
+{
+    ++*(unsigned *)arg;
+    return 0;
+}
+
+CO_TEST(reactor_runs_children)
+{
+    unsigned count = 0;
+    struct co_group g;
+
+    co_group_init(&g);
+    for (unsigned i = 0; i < 1000; i++)
+        CHECK_EQ(co_group_spawn(&g, add, &count), 0);
+    CHECK_EQ(count, 0);
+    CHECK_EQ(co_group_wait(&g), 0);
+    CHECK_EQ(count, 1000);
+}
+
+static int return_arg(void *arg)
+{
+    return *(int *)arg;
+}
+
+TEST(reactor_run_returns_the_result)
+{
+    int rc = -EXDEV;
+
+    CHECK_EQ(reactor_run(return_arg, &rc), -EXDEV);
+    rc = 7;
+    CHECK_EQ(reactor_run(return_arg, &rc), 7);
+    CHECK(reactor_self() == NULL);
+}
+
+CO_TEST(reactor_reads_what_it_wrote)
+{
+    char path[128], text[10] = {0};
+
+    snprintf(path, sizeof(path), "%s/file", test_dir());
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    struct iovec one = {"abcdef", 6}, two[2] = {{"gh", 2}, {"ij", 2}};
+    CHECK_EQ(io_writev(fd, &one, 1, 5, IO_DSYNC), 6);
+    CHECK_EQ(io_writev(fd, two, 2, 11, 0), 4);
+    CHECK_EQ(io_fsync(fd, true), 0);
+    CHECK_EQ(io_fsync(fd, false), 0);
+    struct iovec in[2] = {{text, 4}, {text + 4, 6}};
+    CHECK_EQ(io_readv(fd, in, 2, 5), 10);
+    CHECK(memcmp(text, "abcdefghij", 10) == 0);
+    CHECK_EQ(io_readv(fd, in, 1, 1000), 0);
+    CHECK_EQ(io_fallocate(fd, 0, 0, (uint64_t)5 << 30), 0);
+    CHECK_EQ(lseek(fd, 0, SEEK_END), (off_t)5 << 30);
+    CHECK_EQ(io_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 5, 4), 0);
+    CHECK_EQ(io_readv(fd, in, 2, 5), 10);
+    CHECK(memcmp(text, "\0\0\0\0efghij", 10) == 0);
+    CHECK_EQ(io_readv(-1, in, 1, 0), -EBADF);
+    close(fd);
+}
+
+CO_TEST(reactor_sleeps_on_time)
+{
+    uint64_t start = reactor_now();
+
+    timer_sleep(20 * NSEC_PER_MSEC);
+    uint64_t took = reactor_now() - start;
+    CHECK(took >= 20 * NSEC_PER_MSEC && took < 2 * NSEC_PER_SEC);
+}
+
+struct wake_call {
+    struct co *co;
+    bool set;
+};
+
+static void *wake_from_thread(void *arg)
+{
+    struct wake_call *w = arg;
+
+    usleep(2000);
+    __atomic_store_n(&w->set, true, __ATOMIC_RELEASE);
+    reactor_wake(w->co);
+    return NULL;
+}
+
+CO_TEST(reactor_is_woken_by_other_threads)
+{
+    for (unsigned i = 0; i < 20; i++) {
+        struct wake_call w = {co_self(), false};
+        pthread_t id;
+
+        CHECK_EQ(pthread_create(&id, NULL, wake_from_thread, &w), 0);
+        if (i & 1)
+            usleep(4000); /* the wake comes before the sleep */
+        while (!__atomic_load_n(&w.set, __ATOMIC_ACQUIRE))
+            reactor_sleep();
+        pthread_join(id, NULL);
+    }
+}
+
+struct hook_state {
+    unsigned calls;
+    struct co *co;
+    bool woken;
+};
+
+static void wake_in_hook(void *arg)
+{
+    struct hook_state *h = arg;
+
+    h->calls++;
+    if (h->co && !h->woken) {
+        h->woken = true;
+        reactor_wake(h->co);
+    }
+}
+
+CO_TEST(reactor_calls_hooks_before_it_waits)
+{
+    struct hook_state h = {.co = co_self()};
+    struct reactor_hook hook = {.fn = wake_in_hook, .arg = &h};
+
+    reactor_hook_add(&hook);
+    while (!h.woken)
+        reactor_sleep();
+    CHECK_EQ(h.calls, 1);
+    unsigned before = h.calls;
+    reactor_yield();
+    CHECK(h.calls > before);
+    reactor_hook_remove(&hook);
+    before = h.calls;
+    reactor_yield();
+    CHECK_EQ(h.calls, before);
+}
+
+/* ---- sockets ---- */
+
+struct server {
+    int fd;
+    unsigned served;
+    struct co *acceptor;
+};
+
+static SUSPENDS int serve_one(void *arg)
+{
+    int fd = (int)(intptr_t)arg;
+    char buf[64];
+
+    for (;;) {
+        ssize_t n = io_recv(fd, buf, sizeof(buf));
+
+        if (n <= 0)
+            break;
+        struct iovec iov = {buf, (size_t)n};
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+        CHECK_EQ(io_sendmsg(fd, &msg, 0), n);
+    }
+    close(fd);
+    return 0;
+}
+
+static SUSPENDS int serve(void *arg)
+{
+    struct server *s = arg;
+    struct co_group g;
+    int fd;
+
+    s->acceptor = co_self();
+    co_group_init(&g);
+    while ((fd = io_accept(s->fd)) >= 0) {
+        s->served++;
+        CHECK_EQ(co_group_spawn(&g, serve_one, (void *)(intptr_t)fd), 0);
+    }
+    co_group_wait(&g);
+    return fd;
+}
+
+CO_TEST(reactor_serves_many_sockets)
+{
+    enum { CLIENTS = 300 };
+    static int fds[CLIENTS];
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct server s = {.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    struct co_group g;
+
+    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/sock", test_dir());
+    CHECK_EQ(bind(s.fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+    CHECK_EQ(listen(s.fd, 100), 0);
+    co_group_init(&g);
+    co_group_spawn(&g, serve, &s);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        CHECK_EQ(io_connect(fds[i], (struct sockaddr *)&addr, sizeof(addr)), 0);
+    }
+    for (unsigned round = 0; round < 3; round++) {
+        for (unsigned i = 0; i < CLIENTS; i++) {
+            char in[8] = {0};
+
+            CHECK_EQ(send(fds[i], "hello", 5, MSG_NOSIGNAL), 5);
+            CHECK_EQ(io_recv(fds[i], in, sizeof(in)), 5);
+            CHECK_STR(in, "hello");
+        }
+    }
+    for (unsigned i = 0; i < CLIENTS; i++)
+        close(fds[i]);
+    shutdown(s.fd, SHUT_RDWR);
+    CHECK_EQ(co_group_wait(&g), -EINVAL);
+    CHECK_EQ(s.served, CLIENTS);
+    close(s.fd);
+}
+
+struct receiver {
+    int fd;
+    struct co *co;
+};
+
+static SUSPENDS int receive(void *arg)
+{
+    struct receiver *r = arg;
+    char c;
+
+    r->co = co_self();
+    return (int)io_recv(r->fd, &c, 1);
+}
+
+CO_TEST(reactor_cancels_a_receive)
+{
+    int sp[2];
+    struct co_group g;
+
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sp), 0);
+    struct receiver r = {.fd = sp[0]};
+    co_group_init(&g);
+    co_group_spawn(&g, receive, &r);
+    timer_sleep(NSEC_PER_MSEC);
+    io_cancel(r.co);
+    CHECK_EQ(co_group_wait(&g), -ECANCELED);
+    /* And at once, before it was submitted. */
+    co_group_spawn(&g, receive, &r);
+    reactor_yield();
+    io_cancel(r.co);
+    CHECK_EQ(co_group_wait(&g), -ECANCELED);
+    close(sp[0]);
+    close(sp[1]);
+}
+
+CO_TEST(reactor_polls_an_eventfd)
+{
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+    CHECK_EQ(io_poll(fd, POLLOUT), POLLOUT);
+    eventfd_write(fd, 1);
+    CHECK_EQ(io_poll(fd, POLLIN), POLLIN);
+    close(fd);
+}
+
+/* A socket in non-blocking mode waits like any other. */
+CO_TEST(reactor_waits_on_non_blocking_sockets)
+{
+    int sp[2];
+    struct co_group g;
+
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sp), 0);
+    struct receiver r = {.fd = sp[0]};
+    co_group_init(&g);
+    co_group_spawn(&g, receive, &r);
+    timer_sleep(NSEC_PER_MSEC);
+    CHECK_EQ(g.running, 1);
+    CHECK_EQ(send(sp[1], "x", 1, 0), 1);
+    co_group_wait_below(&g, 1);
+    CHECK_EQ(co_group_wait(&g), 0);
+    close(sp[0]);
+    close(sp[1]);
+}
