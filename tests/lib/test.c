@@ -41,7 +41,7 @@ const char *test_dir(void)
 
 static int run_sh(const char *fmt, va_list ap)
 {
-    char cmd[4096];
+    static char cmd[4096];
 
     vsnprintf(cmd, sizeof(cmd), fmt, ap);
     fflush(stdout);
@@ -57,7 +57,7 @@ void test_sh(const char *fmt, ...)
     int rc = run_sh(fmt, ap);
     va_end(ap);
     if (rc != 0) {
-        char cmd[3500];
+        static char cmd[3500];
 
         va_start(ap, fmt);
         vsnprintf(cmd, sizeof(cmd), fmt, ap);
