@@ -8,7 +8,8 @@
  * grows a file and is refused (-ENOSPC) on a device of fixed length.
  *
  * A write is in the device's volatile cache when it returns; blk_flush makes all writes that
- * returned before it durable. A failed flush is sticky: every later flush and write is -EIO.
+ * returned before it durable. A failed flush (or BLK_FUA write, unless for lack of space) is
+ * sticky: every later flush and write is -EIO.
  */
 #ifndef VARVE_BLK_BLK_H
 #define VARVE_BLK_BLK_H
@@ -31,8 +32,11 @@ struct blk_stats { /* requests that reached the device, and bytes */
     uint64_t reads, read_bytes, writes, write_bytes, flushes, zeroes, discards, bounced;
 };
 
-/* What a device implements. Offsets and lengths are multiples of `align` and buffers are aligned
- * to `mem_align` when these ops are called. All may wait. Optional ones may be NULL. */
+/* What a device implements. Offsets and lengths are multiples of `align` (of status: any) and
+ * buffers are aligned to `mem_align`, each piece a multiple of `align`, when these ops are called.
+ * A range ends less than `align` behind `len` at most, but for writev, zero and preallocate of
+ * devices that grow: blk.c then sets `len`. readv and writev advance iov by len on success. All
+ * may wait. Those behind writev, and writev of a device never writable, may be NULL. */
 struct blk_ops {
     const char *name;
     int (*readv)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov);
@@ -45,7 +49,7 @@ struct blk_ops {
     int (*status)(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint64_t *ret_len);
     /* reserves space for [off, off+len) without changing content; grows the file; -ENOTSUP ok */
     int (*preallocate)(struct blk *blk, uint64_t off, uint64_t len);
-    void (*close)(struct blk *blk);
+    void (*close)(struct blk *blk); /* frees the struct around blk, not its name */
 };
 
 struct blk {
@@ -60,8 +64,9 @@ struct blk {
     bool zero_tail;     /* space gained by growing reads as zero (files) */
     bool fresh_zero;    /* space never written reads as zero (files; not block devices) */
     bool flush_failed;  /* sticky */
-    struct list rmw;    /* blk.c's own: device blocks in read-modify-write */
-    struct wait_queue rmw_wait;
+    struct list changes; /* blk.c's own: writes under way that others may have to wait for */
+    struct wait_queue changes_wait;
+    unsigned nr_rmw; /* of them, those that read first */
     struct blk_stats stats;
 };
 
@@ -69,7 +74,8 @@ struct blk {
 /* Fills the common part; name is copied. */
 int blk_init(struct blk *blk, const struct blk_ops *ops, const char *name);
 
-/* ---- for users; all may wait, none keeps the caller's memory ---- */
+/* ---- for users; all may wait, none keeps the caller's memory. readv and writev advance iov by
+ * len on success; after an error its position is anywhere. Not writable: -EROFS. ---- */
 SUSPENDS int blk_readv(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov);
 SUSPENDS int blk_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
                         unsigned flags);
@@ -89,7 +95,7 @@ SUSPENDS void blk_close(struct blk *blk);
 enum blk_lock { /* see lock.c; what other programs may do while we have it open */
     BLK_LOCK_NONE,  /* takes no lock (img info -U) */
     BLK_LOCK_READ,  /* we read; others may read, not write */
-    BLK_LOCK_WRITE, /* we write; nobody else may write or read consistently */
+    BLK_LOCK_WRITE, /* we write; others may only look on, as `qemu-img info -U` does */
 };
 struct blk_file_opts {
     bool writable;
@@ -99,7 +105,7 @@ struct blk_file_opts {
     enum blk_lock lock;
 };
 /* Opens a regular file or block device (others are refused). Errors: -errno of open; -EBUSY when
- * another program holds it. */
+ * another program holds it. The text of err names the path. */
 SUSPENDS int blk_file_open(const char *path, const struct blk_file_opts *opts, struct blk **ret,
                            struct err *err);
 /* From a descriptor (taken on success). */

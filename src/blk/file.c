@@ -1,0 +1,285 @@
+/*
+ * A regular file or block device through the ring: the requests. Opening is in file_open.c.
+ *
+ * Reads and writes go on after a short count. A file that ends inside a read gives zeroes; a
+ * device that does is an error. With direct I/O a short count that is no multiple of `align` can
+ * only be the end of the file.
+ */
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/falloc.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include "base/bits.h"
+#include "blk/internal.h"
+#include "rt/offload.h"
+#include "rt/reactor.h"
+#include "rt/timer.h"
+
+/* Elements of a vector that is built on the stack when the caller's cannot be used as it is. */
+#define PART_IOVS 64u
+/* How long -EAGAIN is put up with: a second. */
+#define AGAIN_WAIT (1 * NSEC_PER_MSEC)
+#define AGAIN_MAX  1000u
+
+/* Waits and returns true if the call that returned rc should be repeated. */
+SUSPENDS static bool call_again(ssize_t rc, unsigned *tries)
+{
+    if ((rc != -EINTR && rc != -EAGAIN) || ++*tries > AGAIN_MAX)
+        return false;
+    if (rc == -EAGAIN)
+        timer_sleep(AGAIN_WAIT);
+    else
+        reactor_yield();
+    return true;
+}
+
+/* The next len bytes as a vector: the caller's own if it ends there, else a part of it in
+ * part[]. */
+static const struct iovec *vector_of(const struct iov_iter *iov, uint64_t len, struct iovec *part,
+                                     unsigned *ret_nr)
+{
+    if (iov->skip == 0 && iov->left == len && iov->nr <= IOV_MAX) {
+        *ret_nr = iov->nr;
+        return iov->iov;
+    }
+    size_t covered;
+    *ret_nr = iov_iter_peek(iov, len, part, PART_IOVS, &covered);
+    return part;
+}
+
+SUSPENDS static int file_readv(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov)
+{
+    struct file_blk *f = file_of(blk);
+    unsigned tries = 0;
+
+    while (len > 0) {
+        struct iovec part[PART_IOVS];
+        unsigned nr;
+        const struct iovec *vec = vector_of(iov, len, part, &nr);
+        ssize_t n = io_readv(f->fd, vec, nr, off);
+
+        if (n < 0 && call_again(n, &tries))
+            continue;
+        if (n < 0)
+            return (int)n;
+        iov_iter_advance(iov, (size_t)n);
+        off += (uint64_t)n;
+        len -= (uint64_t)n;
+        if (len > 0 && (n == 0 || !is_aligned((uint64_t)n, blk->align))) {
+            if (f->is_dev)
+                return -EIO;
+            iov_iter_zero(iov, len);
+            return 0;
+        }
+    }
+    return 0;
+}
+
+SUSPENDS static int file_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                                unsigned flags)
+{
+    struct file_blk *f = file_of(blk);
+    unsigned tries = 0;
+
+    while (len > 0) {
+        struct iovec part[PART_IOVS];
+        unsigned nr;
+        const struct iovec *vec = vector_of(iov, len, part, &nr);
+        ssize_t n = io_writev(f->fd, vec, nr, off, flags & BLK_FUA ? IO_DSYNC : 0);
+
+        if (n < 0 && call_again(n, &tries))
+            continue;
+        if (n < 0)
+            return (int)n;
+        uint64_t done = align_down((uint64_t)n, blk->align);
+        if (done == 0)
+            return -EIO;
+        iov_iter_advance(iov, done);
+        off += done;
+        len -= done;
+    }
+    return 0;
+}
+
+SUSPENDS static int file_flush(struct blk *blk)
+{
+    unsigned tries = 0;
+    int rc;
+
+    do {
+        rc = io_fsync(file_of(blk)->fd, true);
+    } while (rc == -EINTR && call_again(rc, &tries));
+    return rc;
+}
+
+/* Positive numbers never come back; -EOPNOTSUPP becomes -ENOTSUP on every libc. */
+SUSPENDS static int file_fallocate(struct file_blk *f, int mode, uint64_t off, uint64_t len)
+{
+    unsigned tries = 0;
+    int rc;
+
+    do {
+        rc = io_fallocate(f->fd, mode, off, len);
+    } while (call_again(rc, &tries));
+    return rc == -EOPNOTSUPP || rc == -ENOSYS || rc == -ENODEV ? -ENOTSUP : rc;
+}
+
+SUSPENDS static int punch(struct file_blk *f, uint64_t off, uint64_t len)
+{
+    if (f->no_punch)
+        return -ENOTSUP;
+    int rc = file_fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
+    f->no_punch = rc == -ENOTSUP;
+    return rc;
+}
+
+SUSPENDS static int zero_in_place(struct file_blk *f, uint64_t off, uint64_t len)
+{
+    if (f->no_zero_range)
+        return -ENOTSUP;
+    int mode = FALLOC_FL_ZERO_RANGE | (f->is_dev ? FALLOC_FL_KEEP_SIZE : 0);
+    int rc = file_fallocate(f, mode, off, len);
+    f->no_zero_range = rc == -ENOTSUP;
+    return rc;
+}
+
+/* A range that may be deallocated lies inside the file (blk.c grows files by resize then). */
+SUSPENDS static int file_zero(struct blk *blk, uint64_t off, uint64_t len, unsigned flags)
+{
+    struct file_blk *f = file_of(blk);
+
+    if ((flags & BLK_MAY_UNMAP)) {
+        int rc = punch(f, off, len);
+
+        return rc == -ENOTSUP ? zero_in_place(f, off, len) : rc;
+    }
+    int rc = zero_in_place(f, off, len);
+    /* tmpfs and NFS: no ZERO_RANGE, but holes, which can be filled again */
+    if (rc == -ENOTSUP && !f->is_dev) {
+        rc = punch(f, off, len);
+        if (rc == 0)
+            rc = file_fallocate(f, 0, off, len);
+    }
+    return rc;
+}
+
+SUSPENDS static int file_preallocate(struct blk *blk, uint64_t off, uint64_t len)
+{
+    return file_fallocate(file_of(blk), 0, off, len);
+}
+
+/* ---- calls that the ring does not have: on a helper thread ---- */
+
+struct file_call {
+    int fd;
+    uint64_t off, len;
+    bool data;
+};
+
+static int do_blkdiscard(void *arg)
+{
+    struct file_call *c = arg;
+    uint64_t range[2] = {c->off, c->len};
+
+    return ioctl(c->fd, BLKDISCARD, range) < 0 ? -errno : 0;
+}
+
+SUSPENDS static int file_discard(struct blk *blk, uint64_t off, uint64_t len)
+{
+    struct file_blk *f = file_of(blk);
+
+    if (!f->is_dev)
+        return punch(f, off, len);
+    if (f->no_discard)
+        return -ENOTSUP;
+    struct file_call c = {.fd = f->fd, .off = off, .len = len};
+    int rc = offload(do_blkdiscard, &c);
+    if (rc == -EOPNOTSUPP || rc == -ENOTTY) {
+        f->no_discard = true;
+        return -ENOTSUP;
+    }
+    return rc;
+}
+
+static int do_ftruncate(void *arg)
+{
+    struct file_call *c = arg;
+    int rc;
+
+    do {
+        rc = ftruncate(c->fd, (off_t)c->len) < 0 ? -errno : 0;
+    } while (rc == -EINTR);
+    return rc;
+}
+
+SUSPENDS static int file_resize(struct blk *blk, uint64_t len)
+{
+    struct file_call c = {.fd = file_of(blk)->fd, .len = len};
+
+    return offload(do_ftruncate, &c);
+}
+
+/* In: range. Out: kind at off, length of that kind (at most len). */
+static int do_seek(void *arg)
+{
+    struct file_call *c = arg;
+    off_t at = lseek(c->fd, (off_t)c->off, SEEK_DATA);
+    uint64_t next;
+
+    c->data = at == (off_t)c->off;
+    if (c->data)
+        at = lseek(c->fd, (off_t)c->off, SEEK_HOLE);
+    if (at >= 0)
+        next = (uint64_t)at;
+    else if (errno == ENXIO) /* nothing but a hole up to the end of the file */
+        next = c->off + c->len;
+    else
+        return -errno;
+    /* the file may have changed between the two calls: never answer nothing */
+    if (next > c->off)
+        c->len = MIN(c->len, next - c->off);
+    else
+        c->data = true;
+    return 0;
+}
+
+SUSPENDS static int file_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data,
+                                uint64_t *ret_len)
+{
+    struct file_blk *f = file_of(blk);
+    struct file_call c = {.fd = f->fd, .off = off, .len = len, .data = true};
+
+    if (!f->is_dev && !f->no_seek && offload(do_seek, &c) < 0) {
+        f->no_seek = true; /* then all of it is data */
+        c.len = len;
+        c.data = true;
+    }
+    *ret_data = c.data;
+    *ret_len = c.len;
+    return 0;
+}
+
+static int do_close(void *arg)
+{
+    return close(((struct file_blk *)arg)->fd) < 0 ? -errno : 0;
+}
+
+SUSPENDS static void file_close(struct blk *blk)
+{
+    offload(do_close, file_of(blk));
+    free(file_of(blk));
+}
+
+const struct blk_ops file_ops = {
+    .name = "file",
+    .readv = file_readv,
+    .writev = file_writev,
+    .flush = file_flush,
+    .zero = file_zero,
+    .discard = file_discard,
+    .resize = file_resize,
+    .status = file_status,
+    .preallocate = file_preallocate,
+    .close = file_close,
+};

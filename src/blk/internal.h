@@ -1,0 +1,49 @@
+/* Shared inside blk/: pages of memory, the file device, changes of image locks. */
+#ifndef VARVE_BLK_INTERNAL_H
+#define VARVE_BLK_INTERNAL_H
+
+#include "base/table.h"
+#include "blk/blk.h"
+
+/* ---- mem.c: sparse content; a page that is not there is zero ---- */
+#define MEM_PAGE_LEN ((uint64_t)64 << 10)
+
+struct mem_pages {
+    struct table table; /* page number -> page, owned */
+};
+void mem_pages_fini(struct mem_pages *m);
+void mem_pages_read(const struct mem_pages *m, uint64_t off, uint64_t len, struct iov_iter *iov);
+int mem_pages_write(struct mem_pages *m, uint64_t off, uint64_t len, struct iov_iter *iov);
+void mem_pages_zero(struct mem_pages *m, uint64_t off, uint64_t len);
+/* dst is empty. */
+int mem_pages_copy(struct mem_pages *dst, const struct mem_pages *src);
+/* Bytes from off, at most len, that are all in pages or all not. */
+uint64_t mem_pages_status(const struct mem_pages *m, uint64_t off, uint64_t len, bool *ret_data);
+/* The pages of a device of blk_mem_new. */
+struct mem_pages *mem_pages_of(struct blk *blk);
+/* Where a request to memory waits; -EIO once the simulation was stopped. */
+SUSPENDS int mem_point(void);
+
+/* ---- file.c, file_open.c ---- */
+struct file_blk {
+    struct blk blk;
+    int fd;
+    enum blk_lock lock; /* what we hold on fd */
+    bool is_dev;
+    bool direct;
+    /* learnt: the file system refused it once */
+    bool no_zero_range, no_punch, no_seek, no_discard;
+};
+extern const struct blk_ops file_ops;
+static inline struct file_blk *file_of(const struct blk *blk)
+{
+    return container_of((struct blk *)(uintptr_t)blk, struct file_blk, blk);
+}
+
+/* ---- lock.c ---- */
+/* From what fd holds now to another lock: 0, or -errno and nothing changed. */
+int lock_change(int fd, enum blk_lock from, enum blk_lock to, const char *name, struct err *err);
+/* Takes the bytes of a lock on a further descriptor of a file whose first one holds it. */
+int lock_copy(int fd, enum blk_lock lock);
+
+#endif
