@@ -481,11 +481,9 @@ int blk_resize(struct blk *blk, uint64_t len)
 {
     if (len == blk->len)
         return 0;
-    int rc = check_change(blk, 0, len);
+    int rc = blk->fixed_len || !blk->ops->resize ? -ENOTSUP : check_change(blk, 0, len);
     if (rc < 0)
         return rc;
-    if (blk->fixed_len || !blk->ops->resize)
-        return -ENOTSUP;
 
     /* as rmw it also waits for writes of what is cut off */
     struct change ch = {.off = MIN(len, blk->len), .end = UINT64_MAX, true, true, true};
