@@ -1,0 +1,117 @@
+/* Blocking calls and programs on helper threads. */
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
+#include "base/own.h"
+#include "rt/offload.h"
+#include "rt/reactor.h"
+#include "rt/timer.h"
+#include "rt/wait.h"
+#include "test.h"
+
+struct call {
+    pthread_t thread;
+    struct co *co;
+    unsigned sleep_us;
+};
+
+static int call_it(void *arg)
+{
+    struct call *c = arg;
+
+    c->thread = pthread_self();
+    c->co = co_self();
+    if (c->sleep_us)
+        usleep(c->sleep_us);
+    return 17;
+}
+
+CO_TEST(offload_runs_on_another_thread)
+{
+    struct call c = {.co = co_self()};
+
+    CHECK_EQ(offload(call_it, &c), 17);
+    CHECK(!pthread_equal(c.thread, pthread_self()));
+    CHECK(c.co == NULL);
+}
+
+static SUSPENDS int offload_sleep(void *arg)
+{
+    struct call c = {.sleep_us = 20000};
+
+    CHECK_EQ(offload(call_it, &c), 17);
+    return 0;
+}
+
+/* Twenty calls of 20 ms side by side, and the reactor goes on meanwhile. */
+CO_TEST(offload_calls_run_at_the_same_time)
+{
+    uint64_t start = reactor_now();
+    struct co_group g;
+    unsigned ticks = 0;
+
+    co_group_init(&g);
+    for (unsigned i = 0; i < 20; i++)
+        co_group_spawn(&g, offload_sleep, NULL);
+    while (g.running > 0) {
+        timer_sleep(NSEC_PER_MSEC);
+        ticks++;
+    }
+    CHECK_EQ(co_group_wait(&g), 0);
+    CHECK(reactor_now() - start < 20 * 20 * NSEC_PER_MSEC);
+    CHECK(ticks >= 3);
+}
+
+CO_TEST(offload_more_calls_than_threads)
+{
+    struct co_group g;
+
+    co_group_init(&g);
+    for (unsigned i = 0; i < 100; i++)
+        co_group_spawn(&g, offload_sleep, NULL);
+    CHECK_EQ(co_group_wait(&g), 0);
+}
+
+CO_TEST(exec_returns_status_and_output)
+{
+    const char *argv[] = {"sh", "-c", "echo out; echo err >&2; exit 5", NULL};
+    char *out = NULL, *err = NULL;
+
+    CHECK_EQ(offload_exec(argv, &out, &err, 1000), 5);
+    CHECK_STR(out, "out\n");
+    CHECK_STR(err, "err\n");
+    free(out);
+    free(err);
+    CHECK_EQ(offload_exec(argv, NULL, NULL, 0), 5);
+}
+
+CO_TEST(exec_bounds_the_output)
+{
+    const char *argv[] = {"sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x", NULL};
+    char *out = NULL;
+
+    CHECK_EQ(offload_exec(argv, &out, NULL, 100), 0);
+    CHECK_EQ(strlen(out), 100);
+    free(out);
+}
+
+CO_TEST(exec_reports_signals_and_missing_programs)
+{
+    const char *argv[] = {"sh", "-c", "kill -TERM $$", NULL};
+    const char *none[] = {"/does/not/exist", NULL};
+    char *out = NULL;
+
+    CHECK_EQ(offload_exec(argv, NULL, NULL, 0), 128 + 15);
+    CHECK_EQ(offload_exec(none, &out, NULL, 10), -ENOENT);
+    CHECK(out == NULL);
+}
+
+CO_TEST(exec_starts_with_no_signal_blocked)
+{
+    const char *argv[] = {"sh", "-c", "grep SigBlk /proc/self/status", NULL};
+    char *out = NULL;
+
+    CHECK_EQ(offload_exec(argv, &out, NULL, 100), 0);
+    CHECK_STR(out, "SigBlk:\t0000000000000000\n");
+    free(out);
+}
