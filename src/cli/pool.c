@@ -1,0 +1,234 @@
+/* varve pool list, status, check. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include "cli/volcmd.h"
+
+static const char *pool_state(const struct pool *pool)
+{
+    if (pool->error)
+        return "broken";
+    if (pool->disabled)
+        return "disabled";
+    return pool->type == POOL_OTHER ? "not for varve" : "ok";
+}
+
+static json_t *pool_json(const struct pool *pool)
+{
+    json_t *o = json_pack("{s:s, s:s, s:s}", "id", pool->id, "type", pool->type_name, "state",
+                          pool_state(pool));
+
+    if (pool->path)
+        json_object_set_new(o, "path", json_string(pool->path));
+    if (pool->vgname)
+        json_object_set_new(o, "vgname", json_string(pool->vgname));
+    if (pool->content)
+        json_object_set_new(o, "content", json_string(pool->content));
+    if (pool->error)
+        json_object_set_new(o, "error", json_string(pool->error));
+    return o;
+}
+
+static int pool_list(struct volcmd *cmd, struct err *err)
+{
+    struct table_out table = {.cols = 5};
+    json_t *list = json_array();
+
+    table_out_row(&table, "POOL", "TYPE", "STATE", "CONTENT", "WHERE");
+    for (unsigned i = 0; i < cmd->cfg->nb_pools; i++) {
+        const struct pool *pool = &cmd->cfg->pools[i];
+
+        json_array_append_new(list, pool_json(pool));
+        table_out_row(&table, pool->id, pool->type_name, pool_state(pool), pool->content,
+                      pool->path ? pool->path : pool->vgname);
+    }
+    if (cmd->json)
+        render_json(list);
+    else
+        json_decref(list);
+    if (cmd->json)
+        return 0; /* the table was for people */
+    table_out_print(&table, "lllll");
+    return cmd->cfg->nb_errors ? EXIT_FAILED : EXIT_DONE;
+}
+
+static int run_pool_list(const struct args *args)
+{
+    return volcmd_run(args, "pool list", pool_list);
+}
+
+const struct command cmd_pool_list = {
+    .name = "pool list",
+    .summary = "list the pools of the configuration",
+    .text = "Prints every section of storage.cfg with its state. The exit status is 1 when a "
+            "section is broken; the others go on working.",
+    .operands = (const struct operand[]){{0}},
+    .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
+    .run = run_pool_list,
+};
+
+struct usage { /* of one pool, bytes */
+    uint64_t total, avail, promised, allocated;
+    unsigned vols, snaps, orphans, served;
+};
+
+SUSPENDS static int pool_usage(struct volcmd *cmd, const struct pool *pool, struct usage *ret,
+                               struct err *err)
+{
+    struct statvfs fs;
+    struct vol_list *list;
+    int rc = vol_list_get(cmd->cfg, pool, &list, err);
+
+    if (rc < 0)
+        return rc;
+    *ret = (struct usage){.vols = list->nb_vols, .orphans = list->nb_orphans};
+    for (unsigned i = 0; i < list->nb_vols; i++) {
+        const struct vol_info *vol = list->vols[i];
+
+        ret->promised += vol->virtual_len;
+        ret->allocated += vol->allocated;
+        ret->snaps += vol->nb_elems ? vol->nb_elems - 1 : 0;
+        ret->served += vol->served;
+    }
+    vol_list_free(list);
+    if (statvfs(pool->path, &fs) == 0) {
+        ret->total = (uint64_t)fs.f_blocks * fs.f_frsize;
+        ret->avail = (uint64_t)fs.f_bavail * fs.f_frsize;
+    }
+    return 0;
+}
+
+static json_t *usage_json(const struct pool *pool, const struct usage *u)
+{
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:i}", "id", pool->id, "total",
+                     (json_int_t)u->total, "available", (json_int_t)u->avail, "allocated",
+                     (json_int_t)u->allocated, "promised", (json_int_t)u->promised, "volumes",
+                     (int)u->vols, "snapshots", (int)u->snaps, "orphans", (int)u->orphans, "served",
+                     (int)u->served);
+}
+
+static void usage_row(struct table_out *table, const struct pool *pool, const struct usage *u)
+{
+    char s[4][32], n[4][16];
+
+    snprintf(n[0], sizeof(n[0]), "%u", u->vols);
+    snprintf(n[1], sizeof(n[1]), "%u", u->snaps);
+    snprintf(n[2], sizeof(n[2]), "%u", u->orphans);
+    snprintf(n[3], sizeof(n[3]), "%u", u->served);
+    table_out_row(table, pool->id, render_size(u->total, s[0], 32), render_size(u->avail, s[1], 32),
+                  render_size(u->allocated, s[2], 32), render_size(u->promised, s[3], 32), n[0],
+                  n[1], n[3], n[2]);
+}
+
+SUSPENDS static int pool_status(struct volcmd *cmd, struct err *err)
+{
+    const char *only = args_operand(cmd->args, 0);
+    struct table_out table = {.cols = 9};
+    json_t *list = json_array();
+    int rc = 0, status = EXIT_DONE;
+
+    table_out_row(&table, "POOL", "TOTAL", "FREE", "USED", "PROMISED", "VOLUMES", "SNAPSHOTS",
+                  "SERVED", "ORPHANS");
+    for (unsigned i = 0; i < cmd->cfg->nb_pools && rc >= 0; i++) {
+        const struct pool *pool = &cmd->cfg->pools[i];
+        struct usage u;
+
+        if ((only && strcmp(only, pool->id) != 0) || (!only && (pool->disabled || !pool->path)))
+            continue;
+        rc = config_pool(cmd->cfg, pool->id, &pool, err);
+        if (rc == 0)
+            rc = pool_usage(cmd, pool, &u, err);
+        if (rc < 0 && !only) { /* one pool that is away must not hide the others */
+            fprintf(stderr, "varve pool status: %s: %s\n", cmd->cfg->pools[i].id, err_text(err));
+            status = EXIT_FAILED;
+            rc = 0;
+            continue;
+        }
+        if (rc < 0)
+            break;
+        json_array_append_new(list, usage_json(pool, &u));
+        usage_row(&table, pool, &u);
+    }
+    if (rc == 0 && only && table.nb == 1)
+        rc = err_set(err, -ENOENT, "there is no pool '%s' in %s", only, cmd->cfg->file);
+    if (rc == 0 && !cmd->json)
+        table_out_print(&table, "lrrrrrrrr");
+    if (rc == 0 && cmd->json)
+        render_json(json_incref(list));
+    json_decref(list);
+    return rc < 0 ? rc : status;
+}
+
+static int run_pool_status(const struct args *args)
+{
+    return volcmd_run(args, "pool status", pool_status);
+}
+
+const struct command cmd_pool_status = {
+    .name = "pool status",
+    .summary = "show how full pools are and what is in them",
+    .text = "USED is what the volumes occupy, PROMISED the sum of their disks' sizes: what they "
+            "would occupy without snapshots if guests filled them.",
+    .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
+    .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
+    .run = run_pool_status,
+};
+
+SUSPENDS static int check_one(struct volcmd *cmd, const struct pool *pool, unsigned *bad,
+                              struct err *err)
+{
+    unsigned notes = 0;
+    int rc;
+
+    *bad = 0;
+    rc = vol_pool_check(&cmd->ctx, pool, args_flag(cmd->args, "repair"), bad, &notes, err);
+    if (rc == 0 && !cmd->json && !args_flag(cmd->args, "quiet"))
+        printf("%s: %u to repair, %u harmless\n", pool->id, *bad, notes);
+    return rc;
+}
+
+SUSPENDS static int pool_check(struct volcmd *cmd, struct err *err)
+{
+    const char *only = args_operand(cmd->args, 0);
+    const struct pool *pool;
+    unsigned bad = 0, sum = 0;
+    int rc = 0;
+
+    if (only) {
+        rc = config_pool(cmd->cfg, only, &pool, err);
+        if (rc == 0)
+            rc = check_one(cmd, pool, &sum, err);
+    }
+    for (unsigned i = 0; !only && i < cmd->cfg->nb_pools && rc == 0; i++) {
+        pool = &cmd->cfg->pools[i];
+        if (pool->disabled || pool->error || !pool->path)
+            continue;
+        rc = check_one(cmd, pool, &bad, err);
+        sum += bad;
+    }
+    if (rc < 0)
+        return rc;
+    volcmd_done(cmd);
+    return sum ? EXIT_FAILED : EXIT_DONE;
+}
+
+static int run_pool_check(const struct args *args)
+{
+    return volcmd_run(args, "pool check", pool_check);
+}
+
+const struct command cmd_pool_check = {
+    .name = "pool check",
+    .summary = "find, and repair, what crashes have left in a pool",
+    .text = "Looks for operations that were cut off, volumes without a current element, broken "
+            "backing references and files that belong to nothing. --repair finishes or undoes what "
+            "can be; files that belong to nothing are reported, never deleted. The exit status is "
+            "1 while something needs repair.",
+    .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
+    .options = (const struct option[]){{0, "repair", NULL, "put right what was found"},
+                                       VOL_OPT_CONFIG,
+                                       VOL_OPT_JSON,
+                                       VOL_OPT_DRY_RUN,
+                                       {0}},
+    .run = run_pool_check,
+};

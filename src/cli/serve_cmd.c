@@ -1,0 +1,201 @@
+/* varve serve: find what is to be served, then hand over to serve_run(). */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "cli/volcmd.h"
+#include "rt/reactor.h"
+#include "serve/serve.h"
+
+struct target {
+    const struct args *args;
+    struct config *cfg;
+    struct vol_info *vol; /* NULL: a plain file */
+    struct serve_opts opts;
+    struct serve_snapshot *snaps;
+    char **strings; /* owned texts of opts */
+    unsigned nb_strings;
+};
+
+/* A path is what has a slash at its start, ./ or ../, or no colon; all else is POOL:VOLUME. */
+static bool is_path(const char *text)
+{
+    return text[0] == '/' || text[0] == '.' || !strchr(text, ':');
+}
+
+static const char *keep(struct target *t, char *text)
+{
+    t->strings = reallocarray(t->strings, t->nb_strings + 1, sizeof(*t->strings));
+    if (!t->strings || !text)
+        abort();
+    t->strings[t->nb_strings++] = text;
+    return text;
+}
+
+/* The volume's name as exports show it: without pool, vmid and suffix. */
+static void take_snapshots(struct target *t)
+{
+    const struct vol_info *v = t->vol;
+
+    t->snaps = calloc(v->nb_elems, sizeof(*t->snaps));
+    if (!t->snaps)
+        abort();
+    for (unsigned i = 0; i < v->nb_elems; i++) {
+        char *name = NULL;
+
+        /* elements of other branches are not below the one served */
+        if (!v->elems[i].snap || !v->elems[i].current_line)
+            continue;
+        if (asprintf(&name, "%s@%s", v->name, v->elems[i].snap) < 0)
+            abort();
+        t->snaps[t->opts.nb_snapshots++] =
+            (struct serve_snapshot){keep(t, name), v->elems[i].path};
+    }
+    t->opts.snapshots = t->snaps;
+}
+
+SUSPENDS static int find_volume(struct target *t, struct err *err)
+{
+    struct vol_ctx ctx = {.cfg = t->cfg};
+    const struct pool *pool;
+    struct vol_name name;
+    int rc = vol_parse(args_operand(t->args, 0), &name, err);
+
+    if (rc == 0 && name.snap[0])
+        rc = err_set(err, -EINVAL, "a snapshot is served with its volume, not alone");
+    if (rc == 0)
+        rc = config_pool(t->cfg, name.pool, &pool, err);
+    if (rc == 0)
+        rc = vol_recover(&ctx, pool, err);
+    if (rc == 0)
+        rc = vol_info_get(t->cfg, &name, &t->vol, err);
+    if (rc < 0)
+        return rc;
+    t->opts.path = t->vol->path;
+    t->opts.format = t->vol->format;
+    t->opts.volume = t->vol->name;
+    t->opts.volume_id = t->vol->id;
+    t->opts.qmp_path = t->vol->qmp_path;
+    t->opts.read_only |= !strcmp(t->vol->kind, "base");
+    if (!t->opts.cache_bytes)
+        t->opts.cache_bytes = pool->cache_size;
+    take_snapshots(t);
+    return 0;
+}
+
+static int take_size(const struct args *args, const char *name, uint64_t *ret, struct err *err)
+{
+    const char *text = args_value(args, name, NULL);
+    int rc = text ? parse_size(text, ret, err) : 0;
+
+    return rc < 0 ? err_prefix(err, rc, "--%s", name) : 0;
+}
+
+static int take_options(struct target *t, struct err *err)
+{
+    const struct args *args = t->args;
+    const char *durability = args_value(args, "durability", "flush");
+    const char *clients = args_value(args, "max-connections", "16");
+    const char *discard = args_value(args, "discard", "unmap");
+    unsigned nr = 0;
+    int rc;
+
+    while (args_nth(args, "export", nr))
+        nr++;
+    const char **exports = calloc(nr + 1, sizeof(*exports));
+    if (!exports)
+        return -ENOMEM;
+    for (unsigned i = 0; i < nr; i++)
+        exports[i] = args_nth(args, "export", i);
+    t->opts = (struct serve_opts){.exports = exports, .nb_exports = nr};
+    t->opts.format = args_value(args, "format", NULL);
+    t->opts.read_only = args_flag(args, "read-only");
+    t->opts.buffered = args_flag(args, "buffered");
+    t->opts.discard_keep = !strcmp(discard, "keep");
+    t->opts.max_connections = (unsigned)strtoul(clients, NULL, 10);
+    if (strcmp(durability, "flush") != 0)
+        return err_set(err, -ENOTSUP, "--durability takes flush, not '%s'", durability);
+    if (strcmp(discard, "keep") != 0 && strcmp(discard, "unmap") != 0)
+        return err_set(err, -EINVAL, "--discard takes unmap or keep, not '%s'", discard);
+    if (!t->opts.max_connections || t->opts.max_connections > 1024)
+        return err_set(err, -EINVAL, "--max-connections takes 1 to 1024, not '%s'", clients);
+    rc = take_size(args, "cache-size", &t->opts.cache_bytes, err);
+    return rc < 0 ? rc : take_size(args, "preallocate", &t->opts.prealloc_step, err);
+}
+
+SUSPENDS static int serve(struct target *t, struct err *err)
+{
+    const char *what = args_operand(t->args, 0);
+    int rc = take_options(t, err);
+
+    if (rc < 0)
+        return rc;
+    if (is_path(what)) {
+        t->opts.path = what;
+    } else {
+        rc = config_load(args_value(t->args, "config", NULL), &t->cfg, err);
+        if (rc == 0)
+            rc = find_volume(t, err);
+    }
+    if (rc < 0)
+        return rc;
+    if (args_value(t->args, "qmp", NULL))
+        t->opts.qmp_path = args_value(t->args, "qmp", NULL);
+    return serve_run(&t->opts, err);
+}
+
+SUSPENDS static int serve_main(void *arg)
+{
+    struct target *t = arg;
+    struct err err = {0};
+
+    return serve(t, &err) < 0 ? fail(t->args, &err) : EXIT_DONE;
+}
+
+static int run_serve(const struct args *args)
+{
+    struct target t = {.args = args};
+    int status = reactor_run(serve_main, &t);
+
+    for (unsigned i = 0; i < t.nb_strings; i++)
+        free(t.strings[i]);
+    free(t.strings);
+    free(t.snaps);
+    free((void *)(uintptr_t)t.opts.exports);
+    vol_info_free(t.vol);
+    config_free(t.cfg);
+    return status;
+}
+
+const struct command cmd_serve = {
+    .name = "serve",
+    .summary = "give a disk to guests over NBD",
+    .text =
+        "Serves one volume of a pool, or one image file, until SIGTERM. The disk is the export with "
+        "the empty name and the one with the volume's name; every snapshot below it is the read-only "
+        "export VOLUME@SNAPSHOT. A volume's control socket (QMP) is <runtime>/<pool>/<volume>.qmp, "
+        "where the other commands find it; the runtime directory is $VARVE_RUNTIME or /run/varve.\n\n"
+        "--export nbd,unix=PATH or --export nbd,host=H,port=P, with ,name=N for one more name, may "
+        "be given several times. A guest survives a restart of the server if its QEMU was started "
+        "with reconnect-delay.",
+    .operands = (const struct operand[]){{"POOL:VOLUME|FILE", COMPLETE_VOLUME}, {0}},
+    .options =
+        (const struct option[]){
+            {0, "export", "SPEC", "how a guest gets in: nbd,unix=PATH or nbd,host=H,port=P"},
+            {'f', "format", "FORMAT", "format of FILE (default: by its content; a .raw file is raw)",
+             COMPLETE_WORDS, "qcow2 raw"},
+            {0, "qmp", "SOCKET", "control socket (default: the volume's; none for a file)",
+             COMPLETE_FILE},
+            {0, "cache-size", "BYTES", "bound of the metadata cache (default: covers the disk, at most 32M)"},
+            {0, "preallocate", "BYTES", "step in which the file grows (default 128M)"},
+            {0, "discard", "HOW", "unmap (default) frees discarded clusters, keep leaves them their place",
+             COMPLETE_WORDS, "unmap keep"},
+            {0, "durability", "MODE", "flush: what was flushed survives everything", COMPLETE_WORDS,
+             "flush"},
+            {0, "max-connections", "N", "NBD clients at once (default 16)"},
+            {'r', "read-only", NULL, "serve read-only"},
+            {0, "buffered", NULL, "use the host's page cache instead of direct I/O"},
+            VOL_OPT_CONFIG,
+            {0}},
+    .example = "  varve serve local:100/vm-100-disk-0 --export nbd,unix=/run/varve/100-0.nbd",
+    .run = run_serve,
+};

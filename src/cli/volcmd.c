@@ -1,0 +1,89 @@
+/* Running a command on pools and volumes: see volcmd.h. */
+#include <stdio.h>
+#include <string.h>
+#include "cli/volcmd.h"
+#include "rt/reactor.h"
+
+struct run {
+    struct volcmd cmd;
+    int (*fn)(struct volcmd *cmd, struct err *err);
+};
+
+static void say(void *ctx, const char *line)
+{
+    struct volcmd *cmd = ctx;
+
+    if (cmd->json)
+        json_array_append_new(cmd->messages, json_string(line));
+    else if (!args_flag(cmd->args, "quiet"))
+        printf("%s\n", line);
+}
+
+static void update(void *ctx, uint64_t done, uint64_t total)
+{
+    struct volcmd *cmd = ctx;
+
+    progress_update(&cmd->progress, done, total);
+}
+
+static void show_config_troubles(const struct volcmd *cmd)
+{
+    const struct config *cfg = cmd->cfg;
+
+    if (args_flag(cmd->args, "quiet"))
+        return;
+    for (unsigned i = 0; i < cfg->nb_warnings; i++)
+        fprintf(stderr, "varve: %s\n", cfg->warnings[i]);
+    for (unsigned i = 0; i < cfg->nb_errors; i++)
+        fprintf(stderr, "varve: %s (this pool is not used)\n", cfg->errors[i]);
+}
+
+static int volcmd_main(void *arg)
+{
+    struct run *run = arg;
+    struct err err = {0};
+    int rc = run->fn(&run->cmd, &err);
+
+    progress_end(&run->cmd.progress);
+    return rc < 0 ? fail(run->cmd.args, &err) : rc;
+}
+
+int volcmd_run(const struct args *args, const char *what,
+               int (*fn)(struct volcmd *cmd, struct err *err))
+{
+    struct run run = {.cmd = {.args = args, .json = args_flag(args, "json")}, .fn = fn};
+    struct volcmd *cmd = &run.cmd;
+    struct err err = {0};
+    int rc = config_load(args_value(args, "config", NULL), &cmd->cfg, &err);
+
+    if (rc < 0)
+        return fail(args, &err);
+    show_config_troubles(cmd);
+    cmd->messages = json_array();
+    cmd->ctx = (struct vol_ctx){.cfg = cmd->cfg,
+                                .dry_run = args_flag(args, "dry-run"),
+                                .say = say,
+                                .progress = update,
+                                .ctx = cmd};
+    progress_init(&cmd->progress, what, args, false);
+    int status = reactor_run(volcmd_main, &run);
+    json_decref(cmd->messages);
+    config_free(cmd->cfg);
+    return status;
+}
+
+int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, struct err *err)
+{
+    return vol_parse(args_operand(cmd->args, n), ret, err);
+}
+
+void volcmd_done(struct volcmd *cmd)
+{
+    if (!cmd->json)
+        return;
+    json_t *operands = json_array();
+    for (unsigned i = 0; i < cmd->args->nb_operands; i++)
+        json_array_append_new(operands, json_string(cmd->args->operands[i]));
+    render_json(json_pack("{s:s, s:o, s:b, s:O}", "command", cmd->args->command->name, "operands",
+                          operands, "dry-run", cmd->ctx.dry_run, "messages", cmd->messages));
+}
