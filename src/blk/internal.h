@@ -21,6 +21,10 @@ int mem_pages_copy(struct mem_pages *dst, const struct mem_pages *src);
 uint64_t mem_pages_status(const struct mem_pages *m, uint64_t off, uint64_t len, bool *ret_data);
 /* The pages of a device of blk_mem_new. */
 struct mem_pages *mem_pages_of(struct blk *blk);
+/* blk_close for plain code, of such a device. */
+void mem_free(struct blk *blk);
+/* The simulation was stopped: the power is off. */
+bool mem_stopped(void);
 /* Where a request to memory waits; -EIO once the simulation was stopped. */
 SUSPENDS int mem_point(void);
 

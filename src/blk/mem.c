@@ -117,10 +117,15 @@ uint64_t mem_pages_status(const struct mem_pages *m, uint64_t off, uint64_t len,
     return done;
 }
 
+bool mem_stopped(void)
+{
+    return strcmp(reactor_backend(), "sim") == 0 && sim_stopped();
+}
+
 int mem_point(void)
 {
     io_point();
-    return strcmp(reactor_backend(), "sim") == 0 && sim_stopped() ? -EIO : 0;
+    return mem_stopped() ? -EIO : 0;
 }
 
 /* ---- the device ---- */
@@ -196,6 +201,14 @@ static void mem_close(struct blk *blk)
 {
     mem_pages_fini(&mem_of(blk)->pages);
     free(mem_of(blk));
+}
+
+void mem_free(struct blk *blk)
+{
+    char *name = blk->name;
+
+    mem_close(blk);
+    free(name);
 }
 
 static const struct blk_ops mem_ops = {
