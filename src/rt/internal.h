@@ -179,7 +179,7 @@ struct reactor {
 };
 
 /* ---- reactor.c ---- */
-int reactor_loop(const struct backend *backend, struct sim *sim, int (*fn)(void *arg), void *arg);
+int reactor_run_sim(struct sim *sim, int (*fn)(void *arg), void *arg);
 void mail_post(struct reactor *r, struct mail *m); /* any thread; r must be alive */
 struct co *reactor_new_co(co_fn *fn, void *arg);   /* queued on this reactor */
 /* ---- timer.c ---- */

@@ -24,6 +24,17 @@ struct threads {
     struct table fds; /* fd -> struct fd_wait; kept until the end */
 };
 
+/* Where flags are not known (an emulator, a sandbox) a flush does what RWF_DSYNC asks for. */
+static ssize_t write_now(const struct io_req *req)
+{
+    ssize_t rc = pwritev2(req->fd, req->ptr, (int)req->nr, (off_t)req->off, req->flags);
+
+    if (rc >= 0 || req->flags == 0 || (errno != EOPNOTSUPP && errno != ENOSYS))
+        return rc;
+    rc = pwritev(req->fd, req->ptr, (int)req->nr, (off_t)req->off);
+    return rc >= 0 && fdatasync(req->fd) < 0 ? -1 : rc;
+}
+
 ssize_t io_perform(const struct io_req *req)
 {
     ssize_t rc = -1;
@@ -34,7 +45,7 @@ ssize_t io_perform(const struct io_req *req)
         rc = preadv(req->fd, req->ptr, (int)req->nr, (off_t)req->off);
         break;
     case IO_WRITEV:
-        rc = pwritev2(req->fd, req->ptr, (int)req->nr, (off_t)req->off, req->flags);
+        rc = write_now(req);
         break;
     case IO_FSYNC:
         rc = req->flags ? fdatasync(req->fd) : fsync(req->fd);

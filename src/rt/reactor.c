@@ -273,10 +273,28 @@ static void reactor_end(struct reactor *r)
     buf_pool_trim();
 }
 
-int reactor_loop(const struct backend *backend, struct sim *sim, int (*fn)(void *arg), void *arg)
+/* The kernel, a seccomp filter or the build may lack io_uring: that is seen by trying. */
+static int init_real_backend(struct reactor *r)
+{
+#ifdef HAVE_LIBURING
+    const char *want = getenv("VARVE_IO");
+
+    if (!want || strcmp(want, "threads") != 0) {
+        r->backend = &uring_backend;
+        if (r->backend->init(r) == 0)
+            return 0;
+        if (want && strcmp(want, "uring") == 0)
+            fprintf(stderr, "varve: io_uring is not available, using threads\n");
+    }
+#endif
+    r->backend = &threads_backend;
+    return r->backend->init(r);
+}
+
+static int loop(struct sim *sim, int (*fn)(void *arg), void *arg)
 {
     struct main_call call = {fn, arg, 0};
-    struct reactor r = {.backend = backend, .sim = sim, .event_fd = -1};
+    struct reactor r = {.backend = &sim_backend, .sim = sim, .event_fd = -1};
 
     CHECK_THAT(!self && !co_self());
     co_queue_init(&r.run);
@@ -284,7 +302,7 @@ int reactor_loop(const struct backend *backend, struct sim *sim, int (*fn)(void 
     r.event_fd = eventfd(0, EFD_CLOEXEC);
     if (r.event_fd < 0)
         return -errno;
-    int rc = backend->init(&r);
+    int rc = sim ? sim_backend.init(&r) : init_real_backend(&r);
     if (rc < 0) {
         close(r.event_fd);
         return rc;
@@ -297,26 +315,12 @@ int reactor_loop(const struct backend *backend, struct sim *sim, int (*fn)(void 
     return rc < 0 ? rc : call.rc;
 }
 
-/* The kernel, a seccomp filter or the build may lack io_uring: that is seen by trying. */
-static const struct backend *choose_backend(void)
-{
-#ifdef HAVE_LIBURING
-    const char *want = getenv("VARVE_IO");
-    struct reactor probe = {.event_fd = -1};
-
-    if (want && strcmp(want, "threads") == 0)
-        return &threads_backend;
-    if (uring_backend.init(&probe) == 0) {
-        uring_backend.fini(&probe);
-        return &uring_backend;
-    }
-    if (want && strcmp(want, "uring") == 0)
-        fprintf(stderr, "varve: io_uring is not available, using threads\n");
-#endif
-    return &threads_backend;
-}
-
 int reactor_run(int (*fn)(void *arg), void *arg)
 {
-    return reactor_loop(choose_backend(), NULL, fn, arg);
+    return loop(NULL, fn, arg);
+}
+
+int reactor_run_sim(struct sim *sim, int (*fn)(void *arg), void *arg)
+{
+    return loop(sim, fn, arg);
 }

@@ -158,5 +158,5 @@ int sim_run(const struct sim_opts *opts, int (*fn)(void *arg), void *arg)
     /* Neighbouring seeds start far apart. */
     for (unsigned i = 0; i < 8; i++)
         rng_next(&sim.state);
-    return reactor_loop(&sim_backend, &sim, fn, arg);
+    return reactor_run_sim(&sim, fn, arg);
 }

@@ -79,8 +79,7 @@ static int uring_init(struct reactor *r)
     }
     list_init(&u->deferred);
     r->priv = u;
-    if (r->event_fd >= 0)
-        watch_mailbox(r, u);
+    watch_mailbox(r, u);
     return 0;
 }
 
