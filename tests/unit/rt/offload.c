@@ -95,6 +95,23 @@ CO_TEST(exec_bounds_the_output)
     free(out);
 }
 
+/* The build's processor is not the one whose programs run here. */
+static SUSPENDS bool is_emulated(void)
+{
+    const char *argv[] = {"od", "-An", "-tx1", "-j18", "-N1", "/proc/self/exe", NULL};
+    char *out = NULL;
+    bool differs = false;
+
+#if defined(__aarch64__)
+    CHECK_EQ(offload_exec(argv, &out, NULL, 100), 0);
+    differs = strcmp(out, " b7\n") != 0; /* e_machine of AArch64 */
+#else
+    (void)argv;
+#endif
+    free(out);
+    return differs;
+}
+
 CO_TEST(exec_reports_signals_and_missing_programs)
 {
     const char *argv[] = {"sh", "-c", "kill -TERM $$", NULL};
@@ -102,8 +119,11 @@ CO_TEST(exec_reports_signals_and_missing_programs)
     char *out = NULL;
 
     CHECK_EQ(offload_exec(argv, NULL, NULL, 0), 128 + 15);
-    CHECK_EQ(offload_exec(none, &out, NULL, 10), -ENOENT);
-    CHECK(out == NULL);
+    int rc = offload_exec(none, &out, NULL, 10);
+    /* Under user emulation vfork() is fork(): then a failed exec cannot be told from exit 127. */
+    CHECK(rc == -ENOENT || (rc == 127 && is_emulated()));
+    CHECK(rc >= 0 || out == NULL);
+    free(out);
 }
 
 CO_TEST(exec_starts_with_no_signal_blocked)
