@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "base/list.h"
 #include "blk/blk.h"
 #include "qcow2/header.h"
 #include "rt/buf.h"
@@ -76,6 +77,17 @@ SUSPENDS int image_map(struct image *img, uint64_t guest_off, uint64_t len, stru
 /* True if a write of this range would go in place: mapped, owned by this layer alone; then *ret_host is
  * where and returns the length of the prefix (0: no). Never waits: false on a cache miss. */
 uint64_t image_map_in_place(struct image *img, uint64_t guest_off, uint64_t len, uint64_t *ret_host);
+/* Host space that an extent names is not reused while a request that was inside when it was mapped
+ * still is. The calls below enter by themselves; whoever does I/O on image_blk() with mapped
+ * extents enters before the lookup and leaves after the I/O. Never waits. */
+struct image_req {
+    struct list link;
+    uint64_t seq;
+};
+void image_enter(struct image *img, struct image_req *req);
+void image_leave(struct image *img, struct image_req *req);
+/* After a write that went to image_blk() directly: the next image_flush must reach the device. */
+void image_note_write(struct image *img);
 /* Bytes of guest data this layer holds itself (allocated, not zero): for choosing a merge direction.
  * Walks all L2 tables once; waits. */
 SUSPENDS int image_allocated_bytes(struct image *img, uint64_t *ret);
@@ -102,8 +114,10 @@ SUSPENDS int image_flush(struct image *img);
 SUSPENDS int image_write_back(struct image *img);
 
 /* ---- slow operations: the caller has drained all requests ---- */
-/* Grows (new space reads as zero even over a longer backing file: has_backing tells) or shrinks. */
-SUSPENDS int image_resize(struct image *img, uint64_t len, bool has_backing, struct err *err);
+/* Grows or shrinks. New space reads as zero even over a longer backing file: `below` (NULL: no
+ * backing file) is read where the old end lies inside a cluster. */
+SUSPENDS int image_resize(struct image *img, uint64_t len, const struct image_below *below,
+                          struct err *err);
 /* Rewrites the backing file name and format in the header, durably. NULL name: none. */
 SUSPENDS int image_set_backing(struct image *img, const char *name, const char *format,
                                struct err *err);
