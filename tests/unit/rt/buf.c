@@ -6,8 +6,8 @@
 
 TEST(buf_is_aligned_in_every_class)
 {
-    static const size_t lens[] = {1, 511, 4095, 4096, 4097, 65536, 65537, 1 << 20, 2 << 20,
-                                  (2 << 20) + 1, 5 << 20};
+    static const size_t lens[] = {1,     511,     4095,    4096,          4097,   65536,
+                                  65537, 1 << 20, 2 << 20, (2 << 20) + 1, 5 << 20};
 
     for (unsigned round = 0; round < 2; round++) {
         void *bufs[ARRAY_SIZE(lens)];

@@ -1,6 +1,7 @@
 /* The reactor on its real backends: turns, wakes, hooks, I/O, cancellation. */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -283,4 +284,130 @@ CO_TEST(reactor_waits_on_non_blocking_sockets)
     CHECK_EQ(co_group_wait(&g), 0);
     close(sp[0]);
     close(sp[1]);
+}
+
+/* More requests at once than either queue of a ring holds. */
+static SUSPENDS int read_byte(void *arg)
+{
+    int fd = *(int *)arg;
+    char c = 0;
+    struct iovec iov = {&c, 1};
+
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK_EQ(io_readv(fd, &iov, 1, i), 1);
+        CHECK_EQ(c, "abc"[i]);
+    }
+    return 0;
+}
+
+CO_TEST(reactor_takes_more_requests_than_its_queues)
+{
+    char path[128];
+    struct co_group g;
+
+    snprintf(path, sizeof(path), "%s/abc", test_dir());
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK_EQ(write(fd, "abc", 3), 3);
+    co_group_init(&g);
+    for (unsigned i = 0; i < 6000; i++)
+        CHECK_EQ(co_group_spawn(&g, read_byte, &fd), 0);
+    CHECK_EQ(co_group_wait(&g), 0);
+    close(fd);
+}
+
+/* The same with requests that stay: 6000 receives, all answered late. */
+CO_TEST(reactor_keeps_thousands_of_receives)
+{
+    enum { NR = 6000 };
+    static struct receiver receivers[NR];
+    struct co_group g;
+    int sp[2];
+
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sp), 0);
+    co_group_init(&g);
+    for (unsigned i = 0; i < NR; i++) {
+        receivers[i] = (struct receiver){.fd = sp[0]};
+        co_group_spawn(&g, receive, &receivers[i]);
+    }
+    timer_sleep(NSEC_PER_MSEC);
+    CHECK_EQ(g.running, NR);
+    for (unsigned i = 0; i < NR; i++) {
+        struct iovec iov = {"x", 1};
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+        CHECK_EQ(io_sendmsg(sp[1], &msg, 0), 1);
+    }
+    CHECK_EQ(co_group_wait(&g), 0);
+    close(sp[0]);
+    close(sp[1]);
+}
+
+CO_TEST(reactor_cancels_thousands_at_once)
+{
+    enum { NR = 3000 };
+    static struct receiver receivers[NR];
+    struct co_group g;
+    int sp[2];
+
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sp), 0);
+    co_group_init(&g);
+    for (unsigned i = 0; i < NR; i++) {
+        receivers[i] = (struct receiver){.fd = sp[0]};
+        co_group_spawn(&g, receive, &receivers[i]);
+    }
+    timer_sleep(NSEC_PER_MSEC);
+    for (unsigned i = 0; i < NR; i++)
+        io_cancel(receivers[i].co);
+    CHECK_EQ(co_group_wait(&g), -ECANCELED);
+    close(sp[0]);
+    close(sp[1]);
+}
+
+static int tcp_socket(struct sockaddr_in *addr, bool listening)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t len = sizeof(*addr);
+
+    *addr = (struct sockaddr_in){.sin_family = AF_INET};
+    addr->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK_EQ(bind(fd, (struct sockaddr *)addr, len), 0);
+    CHECK_EQ(getsockname(fd, (struct sockaddr *)addr, &len), 0);
+    if (listening)
+        CHECK_EQ(listen(fd, 10), 0);
+    return fd;
+}
+
+CO_TEST(reactor_connects_by_tcp)
+{
+    struct sockaddr_in addr, closed;
+    int server = tcp_socket(&addr, true), idle = tcp_socket(&closed, false);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    CHECK_EQ(io_connect(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+    int peer = io_accept(server);
+    CHECK(peer >= 0 && (fcntl(peer, F_GETFD) & FD_CLOEXEC));
+    CHECK((fcntl(fd, F_GETFL) & O_NONBLOCK) == 0);
+    CHECK_EQ(send(peer, "x", 1, 0), 1);
+    char c;
+    CHECK_EQ(io_recv(fd, &c, 1), 1);
+    close(peer);
+    CHECK_EQ(io_recv(fd, &c, 1), 0);
+    close(fd);
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(io_connect(fd, (struct sockaddr *)&closed, sizeof(closed)), -ECONNREFUSED);
+    close(fd);
+    close(idle);
+    close(server);
+}
+
+CO_TEST(reactor_sends_no_sigpipe)
+{
+    int sp[2];
+    struct iovec iov = {"x", 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sp), 0);
+    close(sp[1]);
+    CHECK_EQ(io_sendmsg(sp[0], &msg, 0), -EPIPE);
+    close(sp[0]);
 }
