@@ -14,7 +14,7 @@
 
 #define CLASS_MIN_BITS 12u
 #define CLASS_MAX_BITS 21u
-#define CLASSES (CLASS_MAX_BITS - CLASS_MIN_BITS + 1)
+#define CLASSES        (CLASS_MAX_BITS - CLASS_MIN_BITS + 1)
 #ifdef HAVE_ASAN
 #define POOL_LEN ((size_t)0)
 #else
@@ -82,8 +82,8 @@ static const void *zeroes;
 
 static void map_zeroes(void)
 {
-    void *map = mmap(NULL, BUF_ZERO_LEN, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                     0);
+    void *map =
+        mmap(NULL, BUF_ZERO_LEN, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     CHECK_THAT(map != MAP_FAILED);
     zeroes = map;

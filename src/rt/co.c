@@ -34,9 +34,9 @@
 #endif
 
 #define SLAB_SLOTS 32u
-#define TOP_LEN 4096u   /* above CO_STACK_LEN: struct co and the spread of the tops */
-#define COLOUR_LEN 256u /* step of that spread */
-#define COLOURS 12u
+#define TOP_LEN    4096u /* above CO_STACK_LEN: struct co and the spread of the tops */
+#define COLOUR_LEN 256u  /* step of that spread */
+#define COLOURS    12u
 
 _Static_assert(sizeof(struct co) + COLOUR_LEN * COLOURS <= TOP_LEN, "struct co fits its page");
 

@@ -87,8 +87,7 @@ ssize_t io_recv(int fd, void *buf, size_t len)
 
 ssize_t io_sendmsg(int fd, const struct msghdr *msg, int flags)
 {
-    struct io_req req = {
-        .kind = IO_SENDMSG, .fd = fd, .ptr = msg, .flags = flags | MSG_NOSIGNAL};
+    struct io_req req = {.kind = IO_SENDMSG, .fd = fd, .ptr = msg, .flags = flags | MSG_NOSIGNAL};
 
     return io_wait_ready(&req, POLLOUT);
 }

@@ -21,7 +21,7 @@
 struct work_queue {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    struct work *head, **tail;          /* under lock */
+    struct work *head, **tail;            /* under lock */
     unsigned threads, idle, max, waiting; /* under lock; waiting = length of the queue */
 };
 static struct work_queue pools[] = {
@@ -88,8 +88,8 @@ static void reset_pools(void)
     for (unsigned i = 0; i < ARRAY_SIZE(pools); i++) {
         unsigned max = pools[i].max;
 
-        pools[i] = (struct work_queue){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER,
-                                       .max = max};
+        pools[i] =
+            (struct work_queue){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, .max = max};
         pools[i].tail = &pools[i].head;
     }
 }
@@ -205,8 +205,8 @@ static int spawn(const struct exec *e, const int ends[2], pid_t *ret_pid)
     sigemptyset(&none); /* this thread blocks all signals, the program must not */
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
-    int rc = posix_spawnp(ret_pid, e->argv[0], &fa, &attr, (char *const *)(uintptr_t)e->argv,
-                          environ);
+    int rc =
+        posix_spawnp(ret_pid, e->argv[0], &fa, &attr, (char *const *)(uintptr_t)e->argv, environ);
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&fa);
     return -rc;

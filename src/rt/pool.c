@@ -202,8 +202,7 @@ static void retry(struct threads *t, struct fd_wait *w)
 {
     bool changed = false;
 
-    list_for_each_safe(it, &w->reqs)
-    {
+    list_for_each_safe(it, &w->reqs) {
         struct io_req *req = list_entry(it, struct io_req, link);
         ssize_t rc = try_now(req);
 

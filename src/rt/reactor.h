@@ -57,7 +57,7 @@ SUSPENDS ssize_t io_writev(int fd, const struct iovec *iov, unsigned nr, uint64_
                            unsigned flags);
 SUSPENDS int io_fsync(int fd, bool data_only);
 SUSPENDS int io_fallocate(int fd, int mode, uint64_t off, uint64_t len);
-SUSPENDS int io_accept(int fd);              /* new descriptor, CLOEXEC; -EINVAL after shutdown() */
+SUSPENDS int io_accept(int fd); /* new descriptor, CLOEXEC; -EINVAL after shutdown() */
 SUSPENDS ssize_t io_recv(int fd, void *buf, size_t len); /* 0 at the end of the stream */
 SUSPENDS ssize_t io_sendmsg(int fd, const struct msghdr *msg, int flags); /* MSG_NOSIGNAL added */
 SUSPENDS int io_connect(int fd, const struct sockaddr *addr, socklen_t len);

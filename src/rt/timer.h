@@ -6,7 +6,7 @@
 #include "base/list.h"
 #include "rt/co.h"
 
-#define NSEC_PER_SEC 1000000000ull
+#define NSEC_PER_SEC  1000000000ull
 #define NSEC_PER_MSEC 1000000ull
 
 SUSPENDS void timer_sleep(uint64_t ns);

@@ -11,8 +11,8 @@
 #include <poll.h>
 #include "rt/internal.h"
 
-#define SQ_LEN 256u
-#define CQ_LEN 4096u
+#define SQ_LEN    256u
+#define CQ_LEN    4096u
 #define EVENT_TAG 1u
 
 struct uring {
@@ -31,13 +31,13 @@ static int ring_setup(struct io_uring *ring)
     int rc = -EINVAL;
 
     for (unsigned i = 0; i < ARRAY_SIZE(flags) && rc == -EINVAL; i++) {
-        struct io_uring_params p = {.flags = flags[i] | IORING_SETUP_CQSIZE,
-                                    .cq_entries = CQ_LEN};
+        struct io_uring_params p = {.flags = flags[i] | IORING_SETUP_CQSIZE, .cq_entries = CQ_LEN};
 
         rc = io_uring_queue_init_params(SQ_LEN, ring, &p);
         /* Without timeouts in io_uring_enter() and a queue that never drops (Linux 5.11) the
          * threads serve better. */
-        if (rc == 0 && (!(p.features & IORING_FEAT_EXT_ARG) || !(p.features & IORING_FEAT_NODROP))) {
+        if (rc == 0 &&
+            (!(p.features & IORING_FEAT_EXT_ARG) || !(p.features & IORING_FEAT_NODROP))) {
             io_uring_queue_exit(ring);
             return -ENOSYS;
         }
@@ -220,8 +220,8 @@ static void enter(struct io_uring *ring, bool wait, uint64_t deadline)
 
     /* Failures (-ETIME, -EINTR, -EBUSY, -EAGAIN) mean: look at completions, come again. */
     if (!wait || deadline <= now) {
-        unsigned pending = IO_URING_READ_ONCE(*ring->sq.kflags) &
-                           (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW);
+        unsigned pending =
+            IO_URING_READ_ONCE(*ring->sq.kflags) & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW);
         if (pending || io_uring_sq_ready(ring))
             io_uring_submit_and_get_events(ring);
     } else if (deadline == NO_DEADLINE) {

@@ -202,8 +202,7 @@ static void child_main(void *arg)
     if (rc < 0 && g->rc == 0)
         g->rc = rc;
     g->running--;
-    list_for_each_safe(it, &g->waiting.waiters)
-    {
+    list_for_each_safe(it, &g->waiting.waiters) {
         struct waiter *w = list_entry(it, struct waiter, link);
 
         if (g->running < w->wants)
