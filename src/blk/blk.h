@@ -153,7 +153,8 @@ uint64_t blk_fault_count(const struct blk *blk, unsigned reqs); /* requests seen
  * io_point(). Length may grow (resize is metadata: lost or kept likewise). */
 int blk_crash_new(uint64_t len, struct blk **ret);
 /* The device as it is after a power cut with this seed: a new blk_mem with the surviving content.
- * The crash device itself stays usable. Also tells how many unflushed 512-byte sectors there were
+ * The crash device itself stays usable, also in plain code and after the simulation was stopped;
+ * what survived is then read in another run. Also tells how many unflushed 512-byte sectors there were
  * and how many of them were lost. */
 struct blk_crash_report {
     uint64_t unflushed_sectors, lost_sectors, torn_writes;
