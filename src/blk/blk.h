@@ -118,7 +118,8 @@ SUSPENDS int blk_file_reopen(struct blk *blk, bool writable, enum blk_lock lock,
 void blk_file_set_name(struct blk *blk, const char *path); /* the file was renamed */
 
 /* ---- lock.c: byte-range OFD locks as QEMU takes them ---- */
-/* 0, -EBUSY with who in err if /proc tells, or -errno. Locks go with the descriptor. */
+/* 0, -EBUSY with who in err if /proc tells (after a few tries, some 50 ms), or -errno. Blocks: for
+ * helper threads and plain code. Locks go with the descriptor. */
 int blk_lock_fd(int fd, enum blk_lock lock, const char *name, struct err *err);
 
 /* ---- mem.c ---- */

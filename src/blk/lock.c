@@ -4,7 +4,8 @@
  * Each permission is a bit. Who holds it has a shared OFD lock on byte 100 + bit; who does not
  * suffer that others hold it has one on byte 200 + bit. Taking them never conflicts; after taking
  * its bytes a program looks whether somebody else has the opposite byte, and gives up if so.
- * Two that start at the same moment may both give up, never both go on.
+ * Two that start at the same moment may both give up (and try again a few times), never both go
+ * on.
  *
  *              reader   writer         reader: what a QEMU with a read-only image or a backing
  *   read        held     held                  file takes
@@ -24,6 +25,9 @@
 
 #define LOCK_HELD_BASE     100
 #define LOCK_UNSHARED_BASE 200
+/* A visitor of a moment (`img info`, somebody who is refused) is waited for. */
+#define LOCK_TRIES    4u
+#define LOCK_RETRY_US 10000u
 
 enum lock_perm {
     PERM_READ = 1,
@@ -175,24 +179,36 @@ static struct lock_set bits_without(struct lock_set a, struct lock_set b)
     return (struct lock_set){a.held & ~b.held, a.unshared & ~b.unshared};
 }
 
+/* Takes `add` if others let us hold `all`, else leaves nothing behind. */
+static int try_lock(int fd, struct lock_set add, struct lock_set all, const char *name,
+                    struct err *err)
+{
+    int rc = set_bytes(fd, F_RDLCK, add);
+
+    if (rc < 0)
+        err_errno(err, rc, "lock '%s'", name);
+    else
+        rc = check_others(fd, all, name, err);
+    if (rc < 0)
+        set_bytes(fd, F_UNLCK, add);
+    return rc;
+}
+
 int lock_change(int fd, enum blk_lock from, enum blk_lock to, const char *name, struct err *err)
 {
     struct lock_set add = bits_without(lock_sets[to], lock_sets[from]);
     int rc = 0;
 
-    if (add.held || add.unshared) {
-        rc = set_bytes(fd, F_RDLCK, add);
-        if (rc < 0)
-            err_errno(err, rc, "lock '%s'", name);
-        else
-            rc = check_others(fd, lock_sets[to], name, err);
+    if (add.held || add.unshared)
+        rc = try_lock(fd, add, lock_sets[to], name, err);
+    for (unsigned i = 1; rc == -EBUSY && i < LOCK_TRIES; i++) {
+        /* not the same time for two that met */
+        usleep(LOCK_RETRY_US + (unsigned)getpid() % 8 * LOCK_RETRY_US / 8);
+        rc = try_lock(fd, add, lock_sets[to], name, err);
     }
-    if (rc < 0) {
-        set_bytes(fd, F_UNLCK, add);
-        return rc;
-    }
-    set_bytes(fd, F_UNLCK, bits_without(lock_sets[from], lock_sets[to]));
-    return 0;
+    if (rc == 0)
+        set_bytes(fd, F_UNLCK, bits_without(lock_sets[from], lock_sets[to]));
+    return rc;
 }
 
 int lock_copy(int fd, enum blk_lock lock)
