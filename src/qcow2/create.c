@@ -382,13 +382,10 @@ static int create_at(struct blk *blk, const struct image_create_opts *opts, cons
     rc = qcow2_header_write(blk, &l->hdr, err);
     if (rc < 0)
         return rc;
+    /* If this one fails the image is complete, but not known to be durable: the device takes no
+     * more writes, and the caller is told. */
     rc = blk_flush(blk);
-    if (rc < 0) {
-        /* Tried only: the device just failed, and the caller is told. */
-        (void)write_zeroes(blk, 0, l->hdr.cluster_size);
-        return err_errno(err, rc, "flush");
-    }
-    return 0;
+    return rc < 0 ? err_errno(err, rc, "flush") : 0;
 }
 
 int image_create(struct blk *blk, const struct image_create_opts *opts, struct err *err)
