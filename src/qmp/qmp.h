@@ -29,7 +29,8 @@ SUSPENDS int qmp_wait_event(struct qmp_client *qmp, const char *name, const char
 /* ---- server ---- */
 struct qmp_server;
 /* A command: returns 0 with *ret (new reference; NULL = {}) or negative with err set. The error class
- * is DeviceNotFound for -ENODEV, CommandNotFound is made by the server, else GenericError. */
+ * is DeviceNotFound for -ENODEV, DeviceNotActive for -ESRCH, CommandNotFound is made by the server,
+ * else GenericError. */
 typedef int qmp_command_fn(void *ctx, json_t *args, json_t **ret, struct err *err);
 /* One argument of a command; a command refuses unknown, missing and mistyped ones before it runs. */
 struct qmp_arg {
@@ -47,6 +48,8 @@ struct qmp_command {
 SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *commands, void *ctx,
                               struct qmp_server **ret, struct err *err);
 SUSPENDS void qmp_server_stop(struct qmp_server *server);
+/* Before an orderly end: refuses further commands and waits for those that run. Events still go out. */
+SUSPENDS void qmp_server_quiesce(struct qmp_server *server);
 /* Sends an event to every client that has negotiated. data is taken (may be NULL). Does not wait: a
  * client that does not read is dropped when its queue passes 1 MiB. */
 void qmp_event(struct qmp_server *server, const char *name, json_t *data);

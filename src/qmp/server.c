@@ -38,8 +38,10 @@ struct qmp_server {
     struct list conns;
     unsigned nb_conns;
     bool stopping;
-    bool command_runs; /* invariant 2 */
-    struct wait_queue command_wait;
+    bool refusing;         /* qmp_server_quiesce was called */
+    bool command_runs;     /* invariant 2 */
+    unsigned nb_running;   /* commands, safe ones included */
+    struct wait_queue command_wait, idle_wait;
     struct co_group group; /* listener and clients */
     struct timer grace;
 };
@@ -210,10 +212,26 @@ static const struct qmp_command *find_command(const struct qmp_command *commands
 }
 
 /* ---- commands ---- */
+/* Keeps invariant 2. */
+SUSPENDS static int run_alone(struct qmp_server *server, const struct qmp_command *cmd, json_t *args,
+                              json_t **ret, struct err *err)
+{
+    while (server->command_runs)
+        wait_queue_sleep(&server->command_wait);
+    if (server->refusing)
+        return err_set(err, -ECANCELED, "The server is shutting down");
+    server->command_runs = true;
+    int rc = cmd->fn(server->ctx, args, ret, err);
+    server->command_runs = false;
+    wait_queue_wake_one(&server->command_wait);
+    return rc;
+}
+
 SUSPENDS static int run_command(struct qmp_conn *conn, const struct qmp_command *cmd, json_t *args,
                                 json_t **ret, struct err *err)
 {
     struct qmp_server *server = conn->server;
+    int rc;
 
     if (cmd->args == capabilities_args)
         return negotiate(conn, args, err);
@@ -223,14 +241,15 @@ SUSPENDS static int run_command(struct qmp_conn *conn, const struct qmp_command 
         append_names(*ret, server->commands);
         return 0;
     }
+    if (server->refusing)
+        return err_set(err, -ECANCELED, "The server is shutting down");
+    server->nb_running++;
     if (cmd->out_of_band_safe)
-        return cmd->fn(server->ctx, args, ret, err);
-    while (server->command_runs)
-        wait_queue_sleep(&server->command_wait);
-    server->command_runs = true;
-    int rc = cmd->fn(server->ctx, args, ret, err);
-    server->command_runs = false;
-    wait_queue_wake_one(&server->command_wait);
+        rc = cmd->fn(server->ctx, args, ret, err);
+    else
+        rc = run_alone(server, cmd, args, ret, err);
+    server->nb_running--;
+    wait_queue_wake_all(&server->idle_wait);
     return rc;
 }
 
@@ -445,6 +464,7 @@ SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *comman
     server->ctx = ctx;
     list_init(&server->conns);
     wait_queue_init(&server->command_wait);
+    wait_queue_init(&server->idle_wait);
     co_group_init(&server->group);
     if (co_group_spawn(&server->group, listener, server) < 0) {
         close(server->listen_fd);
@@ -479,4 +499,12 @@ SUSPENDS void qmp_server_stop(struct qmp_server *server)
     close(server->listen_fd);
     free(server->path);
     free(server);
+}
+
+SUSPENDS void qmp_server_quiesce(struct qmp_server *server)
+{
+    server->refusing = true;
+    wait_queue_wake_all(&server->command_wait);
+    while (server->nb_running > 0)
+        wait_queue_sleep(&server->idle_wait);
 }

@@ -1,0 +1,222 @@
+/*
+ * The life of a server: open the disk, offer it, wait until told to stop, close cleanly.
+ *
+ * Order of the end: no further commands; clients dropped once their requests are answered; jobs
+ * cancelled; control socket closed; nodes and disk closed, top first. Whatever was opened is
+ * closed, on a failed start too.
+ */
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <poll.h>
+#include <unistd.h>
+#include "rt/reactor.h"
+#include "serve/internal.h"
+
+#define WATCH_NS NSEC_PER_SEC
+
+static const char *serve_name(const struct serve *s)
+{
+    return s->opts->volume_id ? s->opts->volume_id : s->opts->path;
+}
+
+void serve_warn(const struct serve *s, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "varve serve: %s: %s\n", serve_name(s), text);
+}
+
+void serve_event(struct serve *s, const char *name, json_t *data)
+{
+    if (s->qmp)
+        qmp_event(s->qmp, name, data);
+    else
+        json_decref(data);
+}
+
+void serve_ask_stop(struct serve *s, const char *reason)
+{
+    if (!s->stop_reason)
+        s->stop_reason = reason;
+    wait_queue_wake_all(&s->stop_wait);
+}
+
+/* ---- damage ---- */
+static const char *damage(const struct serve *s)
+{
+    for (unsigned i = 0; i < chain_depth(s->chain); i++) {
+        const struct layer *layer = chain_layer(s->chain, i);
+
+        if (layer_image(layer) && image_is_corrupt(layer_image(layer)))
+            return "image is corrupt; writes are refused";
+        if (layer_blk(layer)->flush_failed)
+            return "a flush failed; writes are refused";
+    }
+    return NULL;
+}
+
+/* Says it once when the engine has stopped writes. */
+static void watch(struct timer *t)
+{
+    struct serve *s = container_of(t, struct serve, watch);
+    const char *what = s->damage_told ? NULL : damage(s);
+
+    if (what) {
+        s->damage_told = true;
+        serve_warn(s, "%s", what);
+        serve_event(s, "BLOCK_IMAGE_CORRUPTED",
+                    json_pack("{s:s, s:s, s:s, s:b}", "device", "", "node-name",
+                              layer_node_name(chain_layer(s->chain, 0)), "msg", what, "fatal", 1));
+    }
+    timer_arm(t, reactor_now() + WATCH_NS);
+}
+
+/* ---- signals ---- */
+SUSPENDS static int signal_main(void *arg)
+{
+    struct serve *s = arg;
+    struct signalfd_siginfo info;
+
+    s->signal_co = co_self();
+    while (!s->stop_reason) {
+        if (io_poll(s->signal_fd, POLLIN) == -ECANCELED)
+            break;
+        if (read(s->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
+            serve_ask_stop(s, "host-signal");
+    }
+    s->signal_co = NULL;
+    return 0;
+}
+
+static int signals_start(struct serve *s, struct err *err)
+{
+    sigset_t set;
+
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    s->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->signal_fd < 0)
+        return err_errno(err, -errno, "signalfd");
+    int rc = co_group_spawn(&s->group, signal_main, s);
+    return rc < 0 ? err_errno(err, rc, "start") : 0;
+}
+
+SUSPENDS static void signals_stop(struct serve *s)
+{
+    if (s->signal_co)
+        io_cancel(s->signal_co);
+    co_group_wait(&s->group);
+    if (s->signal_fd >= 0)
+        close(s->signal_fd);
+}
+
+/* ---- start ---- */
+SUSPENDS static int open_disk(struct serve *s, struct err *err)
+{
+    const struct serve_opts *o = s->opts;
+    struct chain_opts opts = {
+        .format = o->format,
+        .writable = !o->read_only,
+        .buffered = o->buffered,
+        .cache_bytes = o->cache_bytes,
+        .prealloc_step = o->prealloc_step,
+        .discard = o->discard_keep ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP,
+    };
+    int rc = chain_open(o->path, &opts, &s->chain, err);
+
+    if (rc == 0)
+        rc = jobs_new(serve_job_event, s, &s->jobs);
+    return rc;
+}
+
+SUSPENDS static int serve_start(struct serve *s, struct err *err)
+{
+    int rc = signals_start(s, err);
+
+    if (rc == 0)
+        rc = open_disk(s, err);
+    if (rc == 0)
+        rc = serve_exports_start(s, err);
+    if (rc == 0 && s->opts->qmp_path)
+        rc = qmp_server_start(s->opts->qmp_path, serve_commands, s, &s->qmp, err);
+    return rc;
+}
+
+static void announce(struct serve *s)
+{
+    char text[512];
+
+    serve_exports_print(s);
+    snprintf(text, sizeof(text), "READY=1\nSTATUS=serving %s, %u layer%s\n", serve_name(s),
+             chain_depth(s->chain), chain_depth(s->chain) == 1 ? "" : "s");
+    serve_notify(text);
+    timer_init(&s->watch, watch);
+    timer_arm(&s->watch, reactor_now() + WATCH_NS);
+}
+
+/* ---- end ---- */
+SUSPENDS static void refuse_and_drop(struct serve *s)
+{
+    if (s->qmp)
+        qmp_server_quiesce(s->qmp);
+    serve_event(s, "SHUTDOWN",
+                json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
+    serve_exports_stop(s);
+    if (s->jobs)
+        jobs_free(s->jobs);
+    while (!list_empty(&s->job_notes))
+        serve_job_note_free(list_entry(s->job_notes.next, struct serve_job, link));
+    if (s->qmp)
+        qmp_server_stop(s->qmp);
+    s->qmp = NULL;
+}
+
+SUSPENDS static int serve_stop(struct serve *s, struct err *err)
+{
+    struct err close_err = {0};
+    int rc = 0;
+
+    refuse_and_drop(s);
+    while (!list_empty(&s->nodes))
+        serve_node_close(list_entry(s->nodes.next, struct serve_node, link), NULL);
+    if (s->chain)
+        rc = chain_close(s->chain, &close_err);
+    s->chain = NULL;
+    signals_stop(s);
+    if (rc < 0)
+        return err_set(err, rc, "close '%s': %s", serve_name(s), err_text(&close_err));
+    return 0;
+}
+
+SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
+{
+    struct serve s = {.opts = opts, .signal_fd = -1};
+
+    list_init(&s.nbds);
+    list_init(&s.exports);
+    list_init(&s.nodes);
+    list_init(&s.job_notes);
+    co_group_init(&s.group);
+    wait_queue_init(&s.stop_wait);
+    int rc = serve_start(&s, err);
+    if (rc < 0) {
+        serve_stop(&s, NULL);
+        return rc;
+    }
+    announce(&s);
+    while (!s.stop_reason)
+        wait_queue_sleep(&s.stop_wait);
+    serve_notify("STOPPING=1\n");
+    timer_disarm(&s.watch);
+    return serve_stop(&s, err);
+}
