@@ -59,8 +59,7 @@ static bool changes_conflict(const struct change *a, const struct change *b)
 
 static bool change_must_wait(struct blk *blk, const struct change *ch)
 {
-    list_for_each(it, &blk->changes)
-    {
+    list_for_each(it, &blk->changes) {
         if (it == &ch->link)
             return false;
         if (changes_conflict(list_entry(it, struct change, link), ch))
@@ -263,8 +262,8 @@ SUSPENDS static int write_window(struct blk *blk, uint64_t off, const struct win
     return dev_writev(blk, w->start, size, &it, flags);
 }
 
-SUSPENDS static int write_bounced(struct blk *blk, uint64_t off, uint64_t len,
-                                  struct iov_iter *iov, unsigned flags)
+SUSPENDS static int write_bounced(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                                  unsigned flags)
 {
     while (len > 0) {
         uint64_t n = direct_len(blk, off, len, iov);

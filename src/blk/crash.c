@@ -213,8 +213,7 @@ static int settle_durable(struct crash_blk *c, const struct record *ch)
             rc = settle(c, it);
             break;
         }
-    list_for_each(it, &c->log)
-    {
+    list_for_each(it, &c->log) {
         if (rc == 0)
             rc = record_kill(list_entry(it, struct record, link), ch->off, ch->len);
     }
@@ -262,8 +261,8 @@ SUSPENDS static int crash_readv(struct blk *blk, uint64_t off, uint64_t len, str
     return rc;
 }
 
-SUSPENDS static int crash_writev(struct blk *blk, uint64_t off, uint64_t len,
-                                 struct iov_iter *iov, unsigned flags)
+SUSPENDS static int crash_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                                 unsigned flags)
 {
     return perform(blk, record_new(RECORD_WRITE, off, len, iov), flags);
 }
@@ -435,13 +434,13 @@ static int survive_underway(struct crash_blk *c, struct mood *mood, struct image
     size_t nr = 0;
     int rc = 0;
 
-    list_for_each(it, &c->underway) nr++;
+    list_for_each(it, &c->underway)
+        nr++;
     order = calloc(nr + 1, sizeof(struct record *));
     if (!order)
         return -ENOMEM;
     nr = 0;
-    list_for_each(it, &c->underway)
-    {
+    list_for_each(it, &c->underway) {
         size_t at = rng_below(&mood->rng, nr + 1);
 
         order[nr++] = order[at];
@@ -452,8 +451,7 @@ static int survive_underway(struct crash_blk *c, struct mood *mood, struct image
     return rc;
 }
 
-int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret,
-                  struct blk_crash_report *report)
+int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret, struct blk_crash_report *report)
 {
     struct crash_blk *c = crash_of(blk);
     struct mood mood = mood_of(seed);
@@ -466,8 +464,7 @@ int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret,
         return rc;
     struct image img = {mem_pages_of(after), &after->len};
     rc = mem_pages_copy(img.pages, &c->stable);
-    list_for_each(it, &c->log)
-    {
+    list_for_each(it, &c->log) {
         if (rc == 0)
             rc = survive(list_entry(it, struct record, link), &mood, img, &counts);
     }

@@ -114,8 +114,8 @@ SUSPENDS static int fault_readv(struct blk *blk, uint64_t off, uint64_t len, str
     return rc < 0 ? rc : blk_readv(fault_of(blk)->child, off, len, iov);
 }
 
-SUSPENDS static int fault_writev(struct blk *blk, uint64_t off, uint64_t len,
-                                 struct iov_iter *iov, unsigned flags)
+SUSPENDS static int fault_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                                 unsigned flags)
 {
     int rc = pass(blk, BLK_REQ_WRITE, off, len);
 

@@ -33,8 +33,8 @@ static uint32_t physical_block_of(dev_t dev)
         char path[80];
         unsigned unit = 0;
 
-        snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%squeue/physical_block_size",
-                 major(dev), minor(dev), dirs[i]);
+        snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%squeue/physical_block_size", major(dev),
+                 minor(dev), dirs[i]);
         FILE *file = fopen(path, "re");
         if (!file)
             continue;
@@ -56,7 +56,8 @@ static int set_fd_flags(int fd, bool direct)
     return fcntl(fd, F_SETFL, flags) < 0 ? -errno : 0;
 }
 
-/* Smallest block that a direct read takes; a file that is empty takes anything and tells nothing. */
+/* Smallest block that a direct read takes; a file that is empty takes anything and tells nothing.
+ */
 static uint32_t probe_align(int fd, uint64_t len)
 {
     _cleanup_(freep) void *buf = aligned_alloc(UNKNOWN_UNIT, UNKNOWN_UNIT);
@@ -71,8 +72,8 @@ static uint32_t probe_align(int fd, uint64_t len)
 static int find_direct_align(struct file_blk *f, uint32_t logical)
 {
     struct statx sx = {0};
-    bool told = statx(f->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 &&
-                (sx.stx_mask & STATX_DIOALIGN);
+    bool told =
+        statx(f->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 && (sx.stx_mask & STATX_DIOALIGN);
 
     if (told && sx.stx_dio_offset_align == 0) {
         f->direct = false;

@@ -100,8 +100,8 @@ static void compare(struct model *m, uint64_t off, uint64_t len, const struct io
 {
     for (uint64_t done = 0; done < len; done += iov->iov_len, iov++)
         if (memcmp(iov->iov_base, m->want + off + done, iov->iov_len) != 0)
-            test_fail(__FILE__, __LINE__, "wrong data in %llu+%llu",
-                      (unsigned long long)off, (unsigned long long)len);
+            test_fail(__FILE__, __LINE__, "wrong data in %llu+%llu", (unsigned long long)off,
+                      (unsigned long long)len);
 }
 
 SUSPENDS static void do_read(struct model *m)
@@ -328,10 +328,11 @@ void check_neighbours(struct blk *blk)
     co_group_init(&group);
     for (unsigned i = 0; i < NR_WRITERS; i++) {
         w[i] = (struct writer){blk, want, i, test_seed() + i};
-        CHECK_EQ(co_group_spawn(&group, i == 0   ? write_blocks
-                                          : i == 1 ? write_block_heads
-                                                   : write_stripes,
-                                 &w[i]),
+        CHECK_EQ(co_group_spawn(&group,
+                                i == 0   ? write_blocks
+                                : i == 1 ? write_block_heads
+                                         : write_stripes,
+                                &w[i]),
                  0);
     }
     CHECK_EQ(co_group_wait(&group), 0);

@@ -15,6 +15,7 @@ static char img[200], top[200], raw[200];
 
 static void make_images(void)
 {
+    test_need("qemu-io");
     snprintf(img, sizeof(img), "%s/img.qcow2", test_dir());
     snprintf(top, sizeof(top), "%s/top.qcow2", test_dir());
     snprintf(raw, sizeof(raw), "%s/raw.img", test_dir());
@@ -23,8 +24,7 @@ static void make_images(void)
     test_sh("qemu-img create -q -f raw %s 1M", raw);
 }
 
-SUSPENDS static int open_rc(const char *path, enum blk_lock lock, struct blk **ret,
-                            struct err *err)
+SUSPENDS static int open_rc(const char *path, enum blk_lock lock, struct blk **ret, struct err *err)
 {
     struct blk_file_opts opts = {.writable = lock == BLK_LOCK_WRITE, .lock = lock};
 
@@ -102,7 +102,6 @@ CO_TEST(we_give_way_to_qemu)
     struct err err = {0};
     struct blk *blk = NULL;
 
-    test_need("qemu-io");
     make_images();
     hold(&h, "-f qcow2", img);
     CHECK_EQ(open_rc(img, BLK_LOCK_READ, &blk, &err), -EBUSY);
@@ -299,8 +298,8 @@ static void contend(struct shared *sh, bool writer)
 
 TEST(a_writer_is_alone_whatever_the_moment)
 {
-    struct shared *sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                             -1, 0);
+    struct shared *sh =
+        mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pids[5];
 
     make_images();

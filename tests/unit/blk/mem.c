@@ -72,8 +72,9 @@ SUSPENDS static int sim_appends(void *arg)
 
     co_group_init(&group);
     for (unsigned i = 0; i < ARRAY_SIZE(a); i++) {
-        a[i] = (struct append){blk, off, sim_random() % 2 ? 512 * (1 + sim_random() % 4)
-                                                          : 1 + sim_random() % 3000, (uint8_t)(i + 1)};
+        a[i] = (struct append){
+            blk, off, sim_random() % 2 ? 512 * (1 + sim_random() % 4) : 1 + sim_random() % 3000,
+            (uint8_t)(i + 1)};
         off += a[i].len;
         CHECK_EQ(co_group_spawn(&group, do_append, &a[i]), 0);
     }
