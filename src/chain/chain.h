@@ -19,10 +19,11 @@ struct layer;
 
 /* ---- layers ---- */
 struct layer_opts {
-    const char *format; /* "qcow2", "raw"; NULL: probe (raw if no magic, or the name ends in .raw) */
+    const char
+        *format; /* "qcow2", "raw"; NULL: probe (raw if no magic, or the name ends in .raw) */
     bool writable;
-    bool buffered;      /* not O_DIRECT */
-    bool no_lock;       /* take no image lock (info of a running disk) */
+    bool buffered; /* not O_DIRECT */
+    bool no_lock;  /* take no image lock (info of a running disk) */
     bool no_open_checks;
     uint64_t cache_bytes;   /* share of this layer; 0 default */
     uint64_t prealloc_step; /* image.h */
@@ -37,10 +38,10 @@ SUSPENDS int layer_from_blk(struct blk *blk, bool is_qcow2, const struct layer_o
 SUSPENDS int layer_close(struct layer *layer, struct err *err);
 const char *layer_path(const struct layer *layer);
 void layer_set_path(struct layer *layer, const char *path); /* the file was renamed */
-const char *layer_format(const struct layer *layer);       /* "qcow2" or "raw" */
-const char *layer_node_name(const struct layer *layer);    /* QMP; never NULL, unique in a process */
+const char *layer_format(const struct layer *layer);        /* "qcow2" or "raw" */
+const char *layer_node_name(const struct layer *layer); /* QMP; never NULL, unique in a process */
 void layer_set_node_name(struct layer *layer, const char *name);
-struct image *layer_image(const struct layer *layer);      /* NULL for raw */
+struct image *layer_image(const struct layer *layer); /* NULL for raw */
 struct blk *layer_blk(const struct layer *layer);
 uint64_t layer_len(const struct layer *layer);
 /* The backing file as recorded, made absolute relative to the layer's own directory; NULL: none.
@@ -56,8 +57,8 @@ struct chain_opts {
     const char *format; /* of the top; NULL: probe */
     bool writable;
     bool buffered, no_lock, no_backing /* top alone */;
-    uint64_t cache_bytes;   /* one bound over the flattened map and all layers' metadata; 0: covers
-                               the disk, at most 32 MiB */
+    uint64_t cache_bytes; /* one bound over the flattened map and all layers' metadata; 0: covers
+                             the disk, at most 32 MiB */
     uint64_t prealloc_step;
     enum image_discard discard;
 };
@@ -73,7 +74,7 @@ SUSPENDS int chain_close(struct chain *chain, struct err *err);
 uint64_t chain_len(const struct chain *chain);
 bool chain_is_writable(const struct chain *chain);
 unsigned chain_depth(const struct chain *chain);
-struct layer *chain_layer(const struct chain *chain, unsigned index); /* 0 = top */
+struct layer *chain_layer(const struct chain *chain, unsigned index);   /* 0 = top */
 int chain_find_layer(const struct chain *chain, const char *node_name); /* index or -ENOENT */
 
 /* ---- requests; ranges lie inside the length; each passes the gate ---- */
@@ -84,7 +85,12 @@ SUSPENDS int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigne
 SUSPENDS int chain_discard(struct chain *chain, uint64_t off, uint64_t len);
 SUSPENDS int chain_flush(struct chain *chain);
 
-enum chain_kind { CHAIN_HOLE /* no layer has it: zero */, CHAIN_ZERO, CHAIN_DATA, CHAIN_COMPRESSED };
+enum chain_kind {
+    CHAIN_HOLE /* no layer has it: zero */,
+    CHAIN_ZERO,
+    CHAIN_DATA,
+    CHAIN_COMPRESSED
+};
 struct chain_status {
     enum chain_kind kind;
     unsigned depth; /* index below the asked layer (0 = that layer itself) that decides */
@@ -102,6 +108,8 @@ SUSPENDS int chain_read_layer(struct chain *chain, struct layer *layer, uint64_t
 void layer_use(struct layer *layer);
 void layer_unuse(struct layer *layer);
 bool layer_in_use(const struct layer *layer);
+/* A job merges it: its own view may be changing; no new view of it may be opened. */
+bool layer_is_pinned(const struct layer *layer);
 
 /* ---- changes of shape, under live I/O ---- */
 struct pivot_stats {
@@ -109,13 +117,13 @@ struct pivot_stats {
     uint64_t drain_ns;       /* of that: waiting for requests inside */
     uint64_t flush_ns;       /* of that: the device flush */
 };
-/* Puts a layer on top (its recorded backing is the old top; it is empty and at least as long). Dirty
- * metadata is written back before the gate closes; then: drain, flush, old top read-only, push.
- * On failure nothing has changed. Takes `layer` on success. */
+/* Puts a layer on top (its recorded backing is the old top; it is empty and at least as long).
+ * Dirty metadata is written back before the gate closes; then: drain, flush, old top read-only,
+ * push. On failure nothing has changed. Takes `layer` on success. */
 SUSPENDS int chain_push(struct chain *chain, struct layer *layer, struct pivot_stats *ret,
                         struct err *err);
-/* Removes a layer that is neither top nor needed (its data was merged up or down). Does not touch any
- * file's header. The layer is given back to the caller. */
+/* Removes a layer that is neither top nor needed (its data was merged up or down). Does not touch
+ * any file's header. The layer is given back to the caller. */
 SUSPENDS int chain_remove(struct chain *chain, struct layer *layer, struct err *err);
 /* Grows or shrinks the top. */
 SUSPENDS int chain_resize(struct chain *chain, uint64_t len, struct err *err);

@@ -1,0 +1,90 @@
+/* What the files of this folder share. Private to src/chain (and its own tests). */
+#ifndef VARVE_CHAIN_INTERNAL_H
+#define VARVE_CHAIN_INTERNAL_H
+
+#include <sys/types.h>
+#include "base/vec.h"
+#include "chain/chain.h"
+#include "chain/fmap.h"
+#include "chain/merge.h"
+#include "rt/wait.h"
+
+#define CHAIN_DEPTH_MAX 1024u
+
+/* One open file. Owned by its chain, or by whoever opened it until a chain takes it. */
+struct layer {
+    char *path;
+    char node_name[32];
+    struct blk *blk;     /* raw: owned; qcow2: the image's */
+    struct image *image; /* NULL: raw */
+    bool writable;       /* as opened or reopened last */
+    bool locked;         /* takes image locks */
+    bool from_blk;       /* no file of our own opening */
+    bool has_id;         /* dev and ino are known */
+    dev_t dev;
+    ino_t ino;
+    unsigned users; /* views that are read: snapshot exports */
+    bool pinned;    /* a job merges it */
+
+    /* while part of a chain; change only with both gates closed (push: the request gate) */
+    struct chain *chain;
+    struct layer *lower;      /* backing layer, NULL at the bottom */
+    unsigned index;           /* 0 = top */
+    unsigned slot;            /* in the flattened map */
+    struct image_below below; /* what a write to this layer reads to fill a (sub)cluster */
+};
+
+struct chain {
+    VEC(struct layer *) layers; /* top first */
+    VEC(struct layer *) slots;  /* by slot; NULL: free */
+    bool writable;
+    uint64_t unit; /* bytes of the smallest (sub)cluster */
+    struct fmap fmap;
+    struct gate gate;          /* guest requests */
+    struct gate work;          /* steps of jobs; closed by changes of shape, not by a push */
+    struct co_mutex shape;     /* one change of shape at a time */
+    uint64_t frozen_at;        /* when the request gate began to close */
+    struct chain_watch *watch; /* set with both gates closed */
+    void (*walk_hook)(void *arg);
+    void *walk_hook_arg;
+    struct chain_stats stats;
+};
+
+/* ---- layer.c ---- */
+struct file_id {
+    dev_t dev;
+    ino_t ino;
+};
+/* Identity of a file before it is opened: device and inode, or the device's own number. */
+SUSPENDS int file_id_get(const char *path, struct file_id *ret);
+const char *path_strip_protocol(const char *path);
+
+/* ---- read.c ---- */
+/* Where a range lives as seen from `from` downwards; 0 < ret->len <= len. Inside a gate. */
+SUSPENDS int chain_resolve(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
+                           struct fmap_entry *ret);
+/* Reads as seen from `from` (NULL: zeroes). Past a layer's end: zeroes. Inside a gate. */
+SUSPENDS int chain_read_from(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
+                             struct iov_iter *iov);
+/* Fills layer->below. */
+void layer_init_below(struct layer *layer);
+
+static inline struct layer *chain_top(const struct chain *chain)
+{
+    return chain->layers.data[0];
+}
+static inline uint64_t layer_unit(const struct layer *layer)
+{
+    return layer->image ? 1ull << image_header(layer->image)->subcluster_bits : 4096;
+}
+
+/* ---- chain.c ---- */
+void chain_free(struct chain *chain); /* no layers left in it */
+
+/* ---- pivot.c ---- */
+/* Attaches a layer at the given index: slot, links, unit. Room was reserved by chain_reserve. */
+int chain_reserve(struct chain *chain);
+void chain_attach(struct chain *chain, unsigned index, struct layer *layer);
+void chain_detach(struct chain *chain, struct layer *layer);
+
+#endif
