@@ -10,7 +10,7 @@
 
 struct nbd_export *nbd_export_lookup(struct nbd_server *server, const void *name, size_t len)
 {
-    list_for_each (it, &server->exports) {
+    list_for_each(it, &server->exports) {
         struct nbd_export *exp = list_entry(it, struct nbd_export, node);
 
         if (!exp->removing && strlen(exp->name) == len && memcmp(exp->name, name, len) == 0)
@@ -122,7 +122,7 @@ void nbd_export_detach(struct nbd_conn *conn)
 SUSPENDS
 static void drop_clients(struct nbd_export *exp)
 {
-    list_for_each (it, &exp->server->conns) {
+    list_for_each(it, &exp->server->conns) {
         struct nbd_conn *conn = list_entry(it, struct nbd_conn, node);
 
         if (conn->exp == exp)

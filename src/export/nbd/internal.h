@@ -130,6 +130,7 @@ struct nbd_server {
     unsigned nr_listeners;
     unsigned max_conns, nr_conns;
     bool stopping;
+    uint64_t handshake_ns, stop_ns; /* NBD_HANDSHAKE_NS, NBD_STOP_NS; tests shorten them */
     uint64_t next_export_id;
     struct list exports, conns;
     struct co_group accepting, serving;

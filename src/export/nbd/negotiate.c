@@ -48,7 +48,7 @@ struct nbd_export *nbd_await_export(struct nbd_conn *conn, const void *name, siz
     }
     if (conn->closing)
         return NULL;
-    timer_arm(&conn->timer, reactor_now() + NBD_HANDSHAKE_NS);
+    timer_arm(&conn->timer, reactor_now() + server->handshake_ns);
     return exp;
 }
 

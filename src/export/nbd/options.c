@@ -130,7 +130,7 @@ static int option_list(struct nbd_conn *conn, const struct nbd_option *opt)
 
     if (opt->len > 0)
         return refuse(conn, opt, NBD_REP_ERR_INVALID, "LIST takes no data");
-    list_for_each (it, &conn->server->exports) {
+    list_for_each(it, &conn->server->exports) {
         if (rc == 0)
             rc = list_one(conn, opt, list_entry(it, struct nbd_export, node));
     }

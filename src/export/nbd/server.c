@@ -78,7 +78,7 @@ SUSPENDS_UNCHECKED static int conn_run(void *arg)
     struct nbd_conn *conn = arg;
 
     conn->co = co_self();
-    timer_arm(&conn->timer, reactor_now() + NBD_HANDSHAKE_NS);
+    timer_arm(&conn->timer, reactor_now() + conn->server->handshake_ns);
     int rc = nbd_negotiate(conn);
     vec_free(&conn->reply);
     if (rc == 0 && !conn->closing) {
@@ -207,6 +207,8 @@ int nbd_server_start(const struct nbd_server_opts *opts, struct nbd_server **ret
     if (!server)
         return err_errno(err, -ENOMEM, "NBD server");
     server->max_conns = opts->max_connections ? opts->max_connections : DEFAULT_CONNECTIONS;
+    server->handshake_ns = NBD_HANDSHAKE_NS;
+    server->stop_ns = NBD_STOP_NS;
     list_init(&server->exports);
     list_init(&server->conns);
     co_group_init(&server->accepting);
@@ -234,8 +236,8 @@ void nbd_server_stop(struct nbd_server *server)
         return;
     server->stopping = true;
     stop_accepting(server);
-    list_for_each (it, &server->conns) {
-        nbd_conn_close(list_entry(it, struct nbd_conn, node), NBD_STOP_NS);
+    list_for_each(it, &server->conns) {
+        nbd_conn_close(list_entry(it, struct nbd_conn, node), server->stop_ns);
     }
     wait_queue_wake_all(&server->resume_wait);
     co_group_wait(&server->serving);

@@ -8,16 +8,14 @@
 
 /* ---- rig ---- */
 
-void rig_start(struct rig *rig, uint64_t len, const struct nbd_server_opts *opts)
+void rig_start_on(struct rig *rig, struct blk *blk, const struct nbd_server_opts *opts)
 {
     struct nbd_server_opts none = {0};
     struct layer_opts layer_opts = {.format = "raw", .writable = true};
     struct layer *layer;
-    struct blk *mem;
     struct err err = {0};
 
-    CHECK_EQ(blk_mem_new(len, 1, &mem), 0);
-    CHECK_EQ(blk_fault_new(mem, &rig->blk), 0);
+    rig->blk = blk;
     CHECK_EQ(layer_from_blk(rig->blk, false, &layer_opts, &layer, &err), 0);
     CHECK_EQ(chain_from_layers(&layer, 1, 0, &rig->chain, &err), 0);
     CHECK_EQ(nbd_server_start(opts ? opts : &none, &rig->server, &err), 0);
@@ -29,6 +27,15 @@ void rig_start(struct rig *rig, uint64_t len, const struct nbd_server_opts *opts
         .depth_context = true,
     };
     CHECK_EQ(nbd_export_add(rig->server, &export, &rig->exp, &err), 0);
+}
+
+void rig_start(struct rig *rig, uint64_t len, const struct nbd_server_opts *opts)
+{
+    struct blk *mem, *fault;
+
+    CHECK_EQ(blk_mem_new(len, 1, &mem), 0);
+    CHECK_EQ(blk_fault_new(mem, &fault), 0);
+    rig_start_on(rig, fault, opts);
 }
 
 void rig_stop(struct rig *rig)
@@ -76,8 +83,8 @@ int client_recv(struct client *c, void *data, size_t len)
     char waste[4096];
 
     while (len > 0) {
-        ssize_t n = data ? io_recv(c->fd, data, len)
-                         : io_recv(c->fd, waste, MIN(len, sizeof(waste)));
+        ssize_t n =
+            data ? io_recv(c->fd, data, len) : io_recv(c->fd, waste, MIN(len, sizeof(waste)));
 
         if (n <= 0)
             return n == 0 ? -ECONNRESET : (int)n;
@@ -192,7 +199,8 @@ int client_go(struct client *c, const char *name)
 {
     uint8_t data[300];
     struct option_replies replies;
-    int64_t last = client_option(c, NBD_OPT_GO, data, client_go_data(data, name, 0, NULL), &replies);
+    int64_t last =
+        client_option(c, NBD_OPT_GO, data, client_go_data(data, name, 0, NULL), &replies);
 
     if (last != NBD_REP_ACK)
         return last < 0 ? (int)last : -ENOENT;
@@ -233,8 +241,12 @@ void client_enter(struct client *c, struct nbd_server *server, const char *name,
 int client_request(struct client *c, unsigned type, unsigned flags, uint64_t off, uint32_t len)
 {
     struct nbd_wire_request req = {
-        be32_make(NBD_MAGIC_REQUEST), be16_make((uint16_t)flags), be16_make((uint16_t)type),
-        be64_make(++c->cookie),       be64_make(off),             be32_make(len),
+        be32_make(NBD_MAGIC_REQUEST),
+        be16_make((uint16_t)flags),
+        be16_make((uint16_t)type),
+        be64_make(++c->cookie),
+        be64_make(off),
+        be32_make(len),
     };
 
     return client_send(c, &req, sizeof(req));

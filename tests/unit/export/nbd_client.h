@@ -20,7 +20,7 @@ struct client {
 struct option_reply {
     uint32_t type;
     uint32_t len;
-    uint8_t data[64];  /* the first bytes */
+    uint8_t data[64]; /* the first bytes */
 };
 struct option_replies {
     unsigned nr;
@@ -31,8 +31,8 @@ struct answer {
     uint64_t cookie;
     unsigned error;
     unsigned chunks;
-    uint8_t *data;      /* where a read's data goes; may be NULL: thrown away */
-    uint64_t off;       /* of data[0] */
+    uint8_t *data; /* where a read's data goes; may be NULL: thrown away */
+    uint64_t off;  /* of data[0] */
     size_t data_got;
     unsigned nr_extents[NBD_CONTEXTS];
     struct {
@@ -48,6 +48,8 @@ struct rig {
     struct nbd_export *exp; /* "disk", writable */
 };
 SUSPENDS void rig_start(struct rig *rig, uint64_t len, const struct nbd_server_opts *opts);
+/* The same on another device (taken), for which rig->blk stands then. */
+SUSPENDS void rig_start_on(struct rig *rig, struct blk *blk, const struct nbd_server_opts *opts);
 SUSPENDS void rig_stop(struct rig *rig);
 /* Waits until the server has so many connections (negotiating ones too). */
 SUSPENDS void rig_await_conns(struct rig *rig, unsigned nr);

@@ -193,16 +193,18 @@ static const struct abuse abuses[] = {
     {"option of 40 KiB", M, NBD_OPT_GO, NULL, 40960, 40960, NBD_REP_ERR_TOO_BIG},
     {"option of 1 MiB", M, 0x1234, NULL, 1 << 20, 1 << 20, NBD_REP_ERR_TOO_BIG},
     {"GO without data", M, NBD_OPT_GO, NULL, 0, 0, NBD_REP_ERR_INVALID},
-    {"GO: name longer than option", M, NBD_OPT_GO, "\xff\xff\xff\xf0"
-                                                   "abc",
+    {"GO: name longer than option", M, NBD_OPT_GO,
+     "\xff\xff\xff\xf0"
+     "abc",
      7, 7, NBD_REP_ERR_INVALID},
-    {"GO: more infos than data", M, NBD_OPT_GO,
-     "\0\0\0\4disk\xff\xff", 10, 10, NBD_REP_ERR_INVALID},
-    {"GO: bytes behind the infos", M, NBD_OPT_GO, "\0\0\0\4disk\0\0zz", 12, 12, NBD_REP_ERR_INVALID},
+    {"GO: more infos than data", M, NBD_OPT_GO, "\0\0\0\4disk\xff\xff", 10, 10,
+     NBD_REP_ERR_INVALID},
+    {"GO: bytes behind the infos", M, NBD_OPT_GO, "\0\0\0\4disk\0\0zz", 12, 12,
+     NBD_REP_ERR_INVALID},
     {"GO: unknown export", M, NBD_OPT_GO, "\0\0\0\3non\0\0", 9, 9, NBD_REP_ERR_UNKNOWN},
     {"GO: name of 16 KiB", M, NBD_OPT_GO, NULL, 16390, 16390, NBD_REP_ERR_INVALID},
-    {"META before structured", M, NBD_OPT_SET_META_CONTEXT,
-     "\0\0\0\4disk\0\0\0\0", 12, 12, NBD_REP_ERR_INVALID},
+    {"META before structured", M, NBD_OPT_SET_META_CONTEXT, "\0\0\0\4disk\0\0\0\0", 12, 12,
+     NBD_REP_ERR_INVALID},
     {"wrong magic", 0x1111111111111111ull, NBD_OPT_LIST, NULL, 0, 0, 0},
 };
 
@@ -236,8 +238,8 @@ CO_TEST(broken_options_hurt_nobody)
          "\0\0\0\4disk\xff\xff\xff\xff\0\0\0\0\0\0\0\0", 20, 20, NBD_REP_ERR_INVALID},
         {"META: query longer than option", M, NBD_OPT_LIST_META_CONTEXT,
          "\0\0\0\4disk\0\0\0\1\xff\xff\xff\0", 16, 16, NBD_REP_ERR_INVALID},
-        {"META: bytes behind the queries", M, NBD_OPT_LIST_META_CONTEXT,
-         "\0\0\0\4disk\0\0\0\0zz", 14, 14, NBD_REP_ERR_INVALID},
+        {"META: bytes behind the queries", M, NBD_OPT_LIST_META_CONTEXT, "\0\0\0\4disk\0\0\0\0zz",
+         14, 14, NBD_REP_ERR_INVALID},
         {"META: unknown export", M, NBD_OPT_LIST_META_CONTEXT, "\0\0\0\1x\0\0\0\0", 9, 9,
          NBD_REP_ERR_UNKNOWN},
     };
