@@ -181,6 +181,7 @@ struct walk {
     uint64_t next_off;  /* host offset that would continue the previous cluster; 0: none */
     unsigned char *buf; /* PIECE_LEN or a cluster, the larger */
     size_t buf_len;
+    uint8_t *seen; /* bit a cluster: an L2 table that this L1 table named already */
 };
 
 static int scan_compressed(struct refscan *s, struct walk *w, struct l2_entry e)
@@ -297,6 +298,15 @@ static uint64_t l1_entry_off(struct refscan *s, const struct walk *w, uint64_t w
                         (unsigned long long)off);
         return 0;
     }
+    uint64_t cluster = off >> s->hdr->cluster_bits;
+
+    /* Also what keeps a hostile table from naming one L2 table millions of times. */
+    if (w->seen[cluster >> 3] >> (cluster & 7) & 1) {
+        refscan_corrupt(s, "L1 entry %llu: L2 table at 0x%llx is named twice",
+                        (unsigned long long)index, (unsigned long long)off);
+        return 0;
+    }
+    w->seen[cluster >> 3] |= (uint8_t)(1u << (cluster & 7));
     if (w->active)
         check_copied(s, "L2 table", off, word);
     return off;
@@ -380,13 +390,18 @@ static int scan_l1(struct refscan *s, uint64_t off, uint64_t entries, bool activ
     size_t buf_len = MAX(PIECE_LEN, (size_t)s->hdr->cluster_size);
     _cleanup_(buf_drop) struct buf buf = {buf_get(buf_len), buf_len};
     _cleanup_(buf_drop) struct buf piece = {buf_get(PIECE_LEN), PIECE_LEN};
-    struct walk w = {.active = active, .buf = buf.data, .buf_len = buf_len};
+    _cleanup_(freep) uint8_t *seen = calloc(s->nr_clusters / 8 + 1, 1);
+    struct walk w = {.active = active, .buf = buf.data, .buf_len = buf_len, .seen = seen};
+    uint64_t before = s->res->corruptions;
 
-    if (!buf.data || !piece.data)
+    if (!buf.data || !piece.data || !seen)
         return -ENOMEM;
     int rc = refscan_add(s, REF_METADATA, off, entries * 8, "L1 table");
 
-    return rc < 0 ? rc : walk_l1(s, &w, off, entries, piece.data);
+    /* What overlaps is no L1 table. */
+    if (rc < 0 || s->res->corruptions != before)
+        return rc;
+    return walk_l1(s, &w, off, entries, piece.data);
 }
 
 SUSPENDS
