@@ -13,7 +13,7 @@
 #include "rt/reactor.h"
 #include "rt/timer.h"
 
-#define TEXT_MAX ((size_t)64 << 20)
+#define TEXT_MAX   ((size_t)64 << 20)
 #define EVENTS_MAX 65536u
 
 struct qmp_client {
@@ -116,8 +116,8 @@ static int code_of(const char *class, const char *desc)
         const char *part;
         int rc;
     } parts[] = {
-        {"busy", -EBUSY},          {"in use", -EBUSY},         {"Failed to find", -ENOENT},
-        {"Cannot find", -ENOENT},  {"not found", -ENOENT},     {"is not found", -ENOENT},
+        {"busy", -EBUSY},           {"in use", -EBUSY},     {"Failed to find", -ENOENT},
+        {"Cannot find", -ENOENT},   {"not found", -ENOENT}, {"is not found", -ENOENT},
         {"No space left", -ENOSPC},
     };
 
@@ -199,8 +199,8 @@ SUSPENDS int qmp_execute(struct qmp_client *qmp, const char *command, json_t *ar
 static bool event_matches(const json_t *msg, const char *name, const char *key, const char *value)
 {
     const char *event = json_string_value(json_object_get(msg, "event"));
-    const char *got = key ? json_string_value(json_object_get(json_object_get(msg, "data"), key))
-                          : NULL;
+    const char *got =
+        key ? json_string_value(json_object_get(json_object_get(msg, "data"), key)) : NULL;
 
     if (!event || (name && strcmp(event, name) != 0))
         return false;
@@ -242,7 +242,7 @@ void qmp_client_free(struct qmp_client *qmp)
 {
     if (!qmp)
         return;
-    vec_for_each (event, &qmp->events)
+    vec_for_each(event, &qmp->events)
         json_decref(*event);
     vec_free(&qmp->events);
     qmp_framer_fini(&qmp->framer);

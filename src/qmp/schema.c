@@ -43,7 +43,8 @@ static int bad_type(const struct qmp_arg *arg, struct err *err)
     return err_set(err, -EINVAL, "Invalid parameter type for '%s'", arg->name);
 }
 
-static const struct qmp_arg *find_arg(const struct qmp_arg *schema, const char *name, bool *ret_open)
+static const struct qmp_arg *find_arg(const struct qmp_arg *schema, const char *name,
+                                      bool *ret_open)
 {
     for (; schema && schema->name; schema++) {
         if (tolower(schema->type) == 'd')
@@ -69,7 +70,8 @@ int qmp_check_args(const struct qmp_arg *schema, const json_t *args, struct err 
     }
     const char *key;
     const json_t *value;
-    json_object_foreach ((json_t *)(uintptr_t)args, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)args, key, value)
+    {
         bool open = false;
 
         if (!find_arg(schema, key, &open) && !open)

@@ -24,10 +24,10 @@
 #include "rt/timer.h"
 #include "rt/wait.h"
 
-#define TEXT_MAX ((size_t)1 << 20)    /* of one command */
-#define EVENTS_MAX ((size_t)1 << 20)  /* bytes of unsent events */
-#define ANSWERS_MAX ((size_t)256 << 10) /* unsent bytes above which no command is taken */
-#define CLIENTS_MAX 64u
+#define TEXT_MAX      ((size_t)1 << 20)   /* of one command */
+#define EVENTS_MAX    ((size_t)1 << 20)   /* bytes of unsent events */
+#define ANSWERS_MAX   ((size_t)256 << 10) /* unsent bytes above which no command is taken */
+#define CLIENTS_MAX   64u
 #define STOP_GRACE_NS NSEC_PER_SEC
 
 struct qmp_server {
@@ -38,9 +38,9 @@ struct qmp_server {
     struct list conns;
     unsigned nb_conns;
     bool stopping;
-    bool refusing;         /* qmp_server_quiesce was called */
-    bool command_runs;     /* invariant 2 */
-    unsigned nb_running;   /* commands, safe ones included */
+    bool refusing;       /* qmp_server_quiesce was called */
+    bool command_runs;   /* invariant 2 */
+    unsigned nb_running; /* commands, safe ones included */
     struct wait_queue command_wait, idle_wait;
     struct co_group group; /* listener and clients */
     struct timer grace;
@@ -148,7 +148,7 @@ void qmp_event(struct qmp_server *server, const char *name, json_t *data)
     json_decref(data);
     if (!text)
         return;
-    list_for_each (it, &server->conns) {
+    list_for_each(it, &server->conns) {
         struct qmp_conn *conn = list_entry(it, struct qmp_conn, link);
 
         if (!conn->negotiated || conn->closing)
@@ -213,8 +213,8 @@ static const struct qmp_command *find_command(const struct qmp_command *commands
 
 /* ---- commands ---- */
 /* Keeps invariant 2. */
-SUSPENDS static int run_alone(struct qmp_server *server, const struct qmp_command *cmd, json_t *args,
-                              json_t **ret, struct err *err)
+SUSPENDS static int run_alone(struct qmp_server *server, const struct qmp_command *cmd,
+                              json_t *args, json_t **ret, struct err *err)
 {
     while (server->command_runs)
         wait_queue_sleep(&server->command_wait);
@@ -276,9 +276,11 @@ static int check_message(const json_t *msg, const char **ret_name, json_t **ret_
     json_t *name = json_object_get(msg, "execute");
 
     *ret_args = json_object_get(msg, "arguments");
-    json_object_foreach ((json_t *)(uintptr_t)msg, key, value)
-        if (strcmp(key, "execute") != 0 && strcmp(key, "arguments") != 0 && strcmp(key, "id") != 0)
-            return err_set(err, -EINVAL, "QMP input member '%s' is unexpected", key);
+    json_object_foreach(
+        (json_t *)(uintptr_t)msg, key,
+        value) if (strcmp(key, "execute") != 0 && strcmp(key, "arguments") != 0 &&
+                   strcmp(key, "id") !=
+                       0) return err_set(err, -EINVAL, "QMP input member '%s' is unexpected", key);
     if (!name)
         return err_set(err, -EINVAL, "QMP input lacks member 'execute'");
     if (!json_is_string(name))
@@ -480,7 +482,7 @@ static void grace_over(struct timer *t)
 {
     struct qmp_server *server = container_of(t, struct qmp_server, grace);
 
-    list_for_each (it, &server->conns)
+    list_for_each(it, &server->conns)
         conn_drop(list_entry(it, struct qmp_conn, link));
 }
 
@@ -490,7 +492,7 @@ SUSPENDS void qmp_server_stop(struct qmp_server *server)
     unlink(server->path);
     shutdown(server->listen_fd, SHUT_RDWR);
     /* Readers see the end of the stream; a command that runs finishes, its answer is sent. */
-    list_for_each (it, &server->conns)
+    list_for_each(it, &server->conns)
         shutdown(list_entry(it, struct qmp_conn, link)->fd, SHUT_RD);
     timer_init(&server->grace, grace_over);
     timer_arm(&server->grace, reactor_now() + STOP_GRACE_NS);

@@ -9,8 +9,8 @@ int cmd_quit(void *ctx, json_t *args, json_t **ret, struct err *err)
 
 static const struct qmp_arg flat_args[] = {{"flat", 'B'}, {NULL}};
 static const struct qmp_arg add_args[] = {
-    {"driver", 's'},    {"node-name", 'S'}, {"file", 'o'},    {"read-only", 'B'},
-    {"backing", 'N'},   {"cache", 'O'},     {"discard", 'S'}, {NULL},
+    {"driver", 's'},  {"node-name", 'S'}, {"file", 'o'},    {"read-only", 'B'},
+    {"backing", 'N'}, {"cache", 'O'},     {"discard", 'S'}, {NULL},
 };
 static const struct qmp_arg node_args[] = {{"node-name", 's'}, {NULL}};
 static const struct qmp_arg snapshot_args[] = {{"node", 's'}, {"overlay", 's'}, {NULL}};
@@ -20,9 +20,9 @@ static const struct qmp_arg resize_args[] = {
 static const struct qmp_arg rollback_args[] = {{"node-name", 's'}, {"force", 'B'}, {NULL}};
 static const struct qmp_arg rename_args[] = {{"node-name", 's'}, {"filename", 's'}, {NULL}};
 static const struct qmp_arg commit_args[] = {
-    {"job-id", 'S'},       {"device", 's'},   {"base-node", 'S'},     {"base", 'S'},
-    {"top-node", 'S'},     {"top", 'S'},      {"backing-file", 'S'},  {"speed", 'I'},
-    {"on-error", 'S'},     {"auto-finalize", 'B'}, {"auto-dismiss", 'B'}, {NULL},
+    {"job-id", 'S'},   {"device", 's'},        {"base-node", 'S'},    {"base", 'S'},
+    {"top-node", 'S'}, {"top", 'S'},           {"backing-file", 'S'}, {"speed", 'I'},
+    {"on-error", 'S'}, {"auto-finalize", 'B'}, {"auto-dismiss", 'B'}, {NULL},
 };
 static const struct qmp_arg stream_args[] = {
     {"job-id", 'S'},       {"device", 's'}, {"base-node", 'S'}, {"base", 'S'},
@@ -35,7 +35,7 @@ static const struct qmp_arg cancel_args[] = {{"device", 's'}, {"force", 'B'}, {N
 static const struct qmp_arg speed_args[] = {{"device", 's'}, {"speed", 'i'}, {NULL}};
 static const struct qmp_arg nbd_start_args[] = {{"addr", 'o'}, {"max-connections", 'I'}, {NULL}};
 static const struct qmp_arg export_add_args[] = {
-    {"type", 's'}, {"id", 's'}, {"node-name", 's'}, {"name", 'S'}, {"description", 'S'},
+    {"type", 's'},     {"id", 's'}, {"node-name", 's'}, {"name", 'S'}, {"description", 'S'},
     {"writable", 'B'}, {NULL},
 };
 static const struct qmp_arg export_del_args[] = {{"id", 's'}, {"mode", 'S'}, {NULL}};

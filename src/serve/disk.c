@@ -69,9 +69,11 @@ static int check_members(json_t *obj, const struct qmp_arg *schema, struct err *
     const char *key;
     json_t *value;
 
-    json_object_foreach (obj, key, value)
-        if (strcmp(key, schema[0].name) != 0 && strcmp(key, schema[1].name) != 0)
-            return err_set(err, -EINVAL, "Parameter '%s' is unexpected", key);
+    json_object_foreach(obj, key, value) if (strcmp(key, schema[0].name) != 0 &&
+                                             strcmp(key, schema[1].name) !=
+                                                 0) return err_set(err, -EINVAL,
+                                                                   "Parameter '%s' is unexpected",
+                                                                   key);
     for (const struct qmp_arg *arg = schema; arg->name; arg++) {
         value = json_object_get(obj, arg->name);
         if (!value)
@@ -87,8 +89,9 @@ static int check_action(json_t *action, struct err *err)
 {
     static const struct qmp_arg schema[] = {{"type", 's'}, {"data", 'o'}, {NULL}};
     int rc = json_is_object(action) ? check_members(action, schema, err)
-                                    : err_set(err, -EINVAL, "Invalid parameter type for "
-                                                            "'actions[]', expected: object");
+                                    : err_set(err, -EINVAL,
+                                              "Invalid parameter type for "
+                                              "'actions[]', expected: object");
 
     if (rc < 0)
         return rc;
@@ -109,7 +112,8 @@ SUSPENDS int cmd_transaction(void *ctx, json_t *args, json_t **ret, struct err *
     size_t i;
     json_t *action;
 
-    json_array_foreach (actions, i, action) {
+    json_array_foreach(actions, i, action)
+    {
         int rc = check_action(action, err);
 
         if (rc == 0)

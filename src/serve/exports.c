@@ -13,7 +13,7 @@
 /* ---- exports ---- */
 struct serve_export *serve_export_find(struct serve *s, const char *id)
 {
-    list_for_each (it, &s->exports) {
+    list_for_each(it, &s->exports) {
         struct serve_export *e = list_entry(it, struct serve_export, link);
 
         if (strcmp(e->id, id) == 0)
@@ -78,7 +78,7 @@ static struct serve_export *export_new(const char *id, const char *name, const c
 
 static bool name_taken(const struct serve *s, const char *name)
 {
-    list_for_each (it, &s->exports)
+    list_for_each(it, &s->exports)
         if (strcmp(list_entry(it, struct serve_export, link)->name, name) == 0)
             return true;
     return false;
@@ -92,13 +92,16 @@ SUSPENDS int serve_export_add(struct serve *s, const char *id, const char *name,
         return err_set(err, -EEXIST, "Block export id '%s' is already in use", id);
     if (name_taken(s, name))
         return err_set(err, -EEXIST, "NBD server already has export named '%s'", name);
+    if (layer && layer_is_pinned(layer))
+        return err_set(err, -EBUSY, "Node '%s' is busy: a job is merging it",
+                       layer_node_name(layer));
     struct serve_export *e = export_new(id, name, description);
     int rc = 0;
     if (!e)
         return err_errno(err, -ENOMEM, "export '%s'", id);
     e->layer = layer;
     e->writable = writable;
-    list_for_each (it, &s->nbds) {
+    list_for_each(it, &s->nbds) {
         rc = attach(s, e, list_entry(it, struct serve_nbd, link), err);
         if (rc < 0)
             break;
@@ -119,7 +122,7 @@ SUSPENDS int serve_export_add(struct serve *s, const char *id, const char *name,
 void serve_export_stats(const struct serve_export *e, struct export_stats *ret)
 {
     *ret = (struct export_stats){0};
-    vec_for_each (on, &e->on) {
+    vec_for_each(on, &e->on) {
         struct export_stats one;
 
         nbd_export_get_stats(on->exp, &one);
@@ -149,8 +152,8 @@ unsigned serve_writers(const struct serve *s)
 {
     unsigned nr = 0;
 
-    list_for_each (it, &s->exports)
-        vec_for_each (on, &list_entry(it, struct serve_export, link)->on)
+    list_for_each(it, &s->exports)
+        vec_for_each(on, &list_entry(it, struct serve_export, link)->on)
             nr += nbd_export_writers(on->exp);
     return nr;
 }
@@ -184,7 +187,7 @@ SUSPENDS int serve_nbd_start(struct serve *s, const struct nbd_server_opts *opts
         return rc;
     }
     list_push_back(&s->nbds, &n->link);
-    list_for_each (it, &s->exports) {
+    list_for_each(it, &s->exports) {
         rc = attach(s, list_entry(it, struct serve_export, link), n, err);
         if (rc < 0) {
             serve_nbd_stop(s, n);
@@ -197,7 +200,7 @@ SUSPENDS int serve_nbd_start(struct serve *s, const struct nbd_server_opts *opts
 SUSPENDS void serve_nbd_stop(struct serve *s, struct serve_nbd *n)
 {
     list_remove(&n->link);
-    list_for_each (it, &s->exports) {
+    list_for_each(it, &s->exports) {
         struct serve_export *e = list_entry(it, struct serve_export, link);
 
         for (size_t i = e->on.len; i-- > 0;)
@@ -284,8 +287,8 @@ static int spec_parse(const char *text, struct spec *spec, struct err *err)
             return rc;
     }
     if (!spec->unix_path == !spec->port || (spec->unix_path && spec->host))
-        return err_set(err, -EINVAL, "export '%s': either unix=PATH or port=P with host=H is needed",
-                       text);
+        return err_set(err, -EINVAL,
+                       "export '%s': either unix=PATH or port=P with host=H is needed", text);
     return 0;
 }
 
@@ -384,11 +387,11 @@ static void print_quoted(const char *text)
 
 void serve_exports_print(const struct serve *s)
 {
-    list_for_each (it, &s->nbds) {
+    list_for_each(it, &s->nbds) {
         const char *where = nbd_server_address(list_entry(it, struct serve_nbd, link)->nbd);
         bool is_unix = where[0] == '/' || !strchr(where, ':');
 
-        list_for_each (exp_it, &s->exports) {
+        list_for_each(exp_it, &s->exports) {
             const struct serve_export *e = list_entry(exp_it, struct serve_export, link);
 
             printf(is_unix ? "nbd+unix:///" : "nbd://%s/", where);
@@ -406,7 +409,7 @@ void serve_exports_print(const struct serve *s)
 /* ---- rollback ---- */
 SUSPENDS void serve_exports_suspend(struct serve *s)
 {
-    list_for_each (it, &s->exports) {
+    list_for_each(it, &s->exports) {
         struct serve_export *e = list_entry(it, struct serve_export, link);
 
         for (size_t i = 0; !e->layer && i < e->on.len; i++)
@@ -421,7 +424,7 @@ SUSPENDS static bool move_snapshot(struct serve *s, struct serve_export *e, stru
     layer_unuse(e->layer);
     layer_use(layer);
     e->layer = layer;
-    list_for_each (it, &s->nbds)
+    list_for_each(it, &s->nbds)
         if (attach(s, e, list_entry(it, struct serve_nbd, link), NULL) < 0)
             return false;
     return true;
@@ -430,7 +433,7 @@ SUSPENDS static bool move_snapshot(struct serve *s, struct serve_export *e, stru
 SUSPENDS void serve_exports_switch(struct serve *s, struct chain *chain)
 {
     s->chain = chain;
-    list_for_each_safe (it, &s->exports) {
+    list_for_each_safe(it, &s->exports) {
         struct serve_export *e = list_entry(it, struct serve_export, link);
 
         if (e->layer) {
@@ -440,7 +443,7 @@ SUSPENDS void serve_exports_switch(struct serve *s, struct chain *chain)
                 serve_export_remove(s, e, true, NULL);
             continue;
         }
-        vec_for_each (on, &e->on) {
+        vec_for_each(on, &e->on) {
             nbd_export_set_chain(on->exp, chain);
             nbd_export_resume(on->exp);
         }

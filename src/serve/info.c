@@ -107,7 +107,7 @@ static void nest_images(json_t *obj, const struct stack *st, unsigned index)
 
 static json_t *node_info(const struct serve *s, const struct stack *st, unsigned index, bool flat)
 {
-    static const char *const unlimited[] = {"bps",  "bps_rd",  "bps_wr",          "iops",
+    static const char *const unlimited[] = {"bps",     "bps_rd",  "bps_wr",         "iops",
                                             "iops_rd", "iops_wr", "write_threshold"};
     struct layer *layer = stack_layer(st, index);
     json_t *obj = json_object(), *image = image_info(layer);
@@ -124,8 +124,8 @@ static json_t *node_info(const struct serve *s, const struct stack *st, unsigned
         set_str(obj, "backing_file", layer_path(stack_layer(st, index + 1)));
     for (size_t i = 0; i < ARRAY_SIZE(unlimited); i++)
         set(obj, unlimited[i], json_integer(0));
-    set(obj, "cache", json_pack("{s:b, s:b, s:b}", "writeback", 1, "direct", !s->opts->buffered,
-                                "no-flush", 0));
+    set(obj, "cache",
+        json_pack("{s:b, s:b, s:b}", "writeback", 1, "direct", !s->opts->buffered, "no-flush", 0));
     if (!flat)
         nest_images(image, st, index);
     set(obj, "image", image);
@@ -149,7 +149,7 @@ int cmd_query_nodes(void *ctx, json_t *args, json_t **ret, struct err *err)
     json_t *list = json_array();
 
     add_stack(list, s, &(struct stack){.chain = s->chain}, flat);
-    list_for_each (it, &s->nodes) {
+    list_for_each(it, &s->nodes) {
         const struct serve_node *node = list_entry(it, struct serve_node, link);
 
         add_stack(list, s, &(struct stack){node->chain, node->layer}, flat);
@@ -258,8 +258,8 @@ static json_t *layer_figures(const struct layer *layer)
 
 static json_t *pivot_figures(const struct pivot_stats *st)
 {
-    return json_pack("{s:I, s:I, s:I}", "gate-closed-ns", (json_int_t)st->gate_closed_ns, "drain-ns",
-                     (json_int_t)st->drain_ns, "flush-ns", (json_int_t)st->flush_ns);
+    return json_pack("{s:I, s:I, s:I}", "gate-closed-ns", (json_int_t)st->gate_closed_ns,
+                     "drain-ns", (json_int_t)st->drain_ns, "flush-ns", (json_int_t)st->flush_ns);
 }
 
 int cmd_stats(void *ctx, json_t *args, json_t **ret, struct err *err)
@@ -269,7 +269,7 @@ int cmd_stats(void *ctx, json_t *args, json_t **ret, struct err *err)
 
     for (unsigned i = 0; i < chain_depth(s->chain); i++)
         json_array_append_new(layers, layer_figures(chain_layer(s->chain, i)));
-    list_for_each (it, &s->exports)
+    list_for_each(it, &s->exports)
         json_array_append_new(exports, export_figures(list_entry(it, struct serve_export, link)));
     set_str(obj, "volume", s->opts->volume_id);
     set(obj, "chain", chain_figures(s));

@@ -96,8 +96,8 @@ unsigned serve_export_clients(const struct serve_export *e);
 void serve_export_stats(const struct serve_export *e, struct export_stats *ret);
 /* Clients that may write to the disk now. */
 unsigned serve_writers(const struct serve *s);
-/* For a rollback: drops clients of the live disk, puts `chain` under it, moves snapshot exports to its
- * layers of the same files and drops those it does not have; then lets clients in again. */
+/* For a rollback: drops clients of the live disk, puts `chain` under it, moves snapshot exports to
+ * its layers of the same files and drops those it does not have; then lets clients in again. */
 SUSPENDS void serve_exports_suspend(struct serve *s);
 SUSPENDS void serve_exports_switch(struct serve *s, struct chain *chain);
 
@@ -108,8 +108,8 @@ struct serve_node *serve_find_node(struct serve *s, const char *name);
 /* Any layer that this process has open. */
 struct layer *serve_any_layer(struct serve *s, const char *name);
 int serve_no_node(const char *device, const char *name, struct err *err); /* QEMU's text */
-SUSPENDS int serve_node_close(struct serve_node *node, struct err *err); /* frees */
-void serve_node_free(struct serve_node *node); /* what is open was taken elsewhere */
+SUSPENDS int serve_node_close(struct serve_node *node, struct err *err);  /* frees */
+void serve_node_free(struct serve_node *node);        /* what is open was taken elsewhere */
 bool serve_name_ok(const char *name, size_t max_len); /* as QEMU's ids */
 
 /* ---- commands, a file each group ---- */

@@ -3,13 +3,14 @@
  *
  * A verb exists twice, as job-X {id} and block-job-X {device}; both name the job.
  */
+#include <ctype.h>
 #include <string.h>
 #include "serve/internal.h"
 
 /* ---- notes: what a query shows and job_info does not have ---- */
 static struct serve_job *find_note(struct serve *s, const char *id)
 {
-    list_for_each (it, &s->job_notes) {
+    list_for_each(it, &s->job_notes) {
         struct serve_job *note = list_entry(it, struct serve_job, link);
 
         if (strcmp(note->id, id) == 0)
@@ -190,8 +191,8 @@ SUSPENDS int cmd_commit(void *ctx, json_t *args, json_t **ret, struct err *err)
     struct serve_job *note = note_new(s, &opts);
     if (!note)
         return err_errno(err, -ENOMEM, "start job '%s'", opts.id);
-    rc = job_commit(s->jobs, s->chain, chain_layer(s->chain, top), chain_layer(s->chain, base), &opts,
-                    err);
+    rc = job_commit(s->jobs, s->chain, chain_layer(s->chain, top), chain_layer(s->chain, base),
+                    &opts, err);
     if (rc < 0 && (note = find_note(s, opts.id)))
         serve_job_note_free(note);
     return rc;
@@ -240,6 +241,14 @@ static int job_id(struct serve *s, json_t *args, const char **ret, struct err *e
     return err_set(err, -ESRCH, "Block job '%s' not found", device);
 }
 
+/* The engine's texts begin in lower case, QEMU's do not. */
+static int as_qemu(int rc, struct err *err)
+{
+    if (rc < 0 && err)
+        err->text[0] = (char)toupper((unsigned char)err->text[0]);
+    return rc;
+}
+
 #define VERB(name, call)                                                                           \
     int cmd_job_##name(void *ctx, json_t *args, json_t **ret, struct err *err)                     \
     {                                                                                              \
@@ -247,7 +256,7 @@ static int job_id(struct serve *s, json_t *args, const char **ret, struct err *e
         const char *id;                                                                            \
         int rc = job_id(s, args, &id, err);                                                        \
                                                                                                    \
-        return rc < 0 ? rc : (call);                                                               \
+        return rc < 0 ? rc : as_qemu((call), err);                                                 \
     }
 VERB(pause, job_pause(s->jobs, id, err))
 VERB(resume, job_resume(s->jobs, id, err))
@@ -268,7 +277,7 @@ int cmd_job_set_speed(void *ctx, json_t *args, json_t **ret, struct err *err)
         return rc;
     if (speed < 0)
         return err_set(err, -EINVAL, "Parameter 'speed' expects a non-negative value");
-    return job_set_speed(s->jobs, id, (uint64_t)speed, err);
+    return as_qemu(job_set_speed(s->jobs, id, (uint64_t)speed, err), err);
 }
 
 /* ---- queries ---- */

@@ -4,7 +4,7 @@
 
 static struct serve_nbd *qmp_server_of(struct serve *s)
 {
-    list_for_each (it, &s->nbds) {
+    list_for_each(it, &s->nbds) {
         struct serve_nbd *n = list_entry(it, struct serve_nbd, link);
 
         if (n->by_qmp)
@@ -34,8 +34,9 @@ static int parse_addr(json_t *addr, struct nbd_server_opts *opts, struct err *er
     if (!type)
         return err_set(err, -EINVAL, "Parameter 'addr.type' is missing");
     if (!json_is_object(data))
-        return err_set(err, -EINVAL, data ? "Invalid parameter type for 'addr.data', expected: object"
-                                          : "Parameter 'addr.data' is missing");
+        return err_set(err, -EINVAL,
+                       data ? "Invalid parameter type for 'addr.data', expected: object"
+                            : "Parameter 'addr.data' is missing");
     if (strcmp(type, "unix") == 0)
         return get_str(data, "path", &opts->unix_path, err);
     if (strcmp(type, "inet") != 0)
@@ -69,7 +70,7 @@ SUSPENDS int cmd_nbd_stop(void *ctx, json_t *args, json_t **ret, struct err *err
     serve_nbd_stop(s, n);
     if (!list_empty(&s->nbds))
         return 0;
-    list_for_each_safe (it, &s->exports) { /* as in QEMU, they go with the last server */
+    list_for_each_safe(it, &s->exports) { /* as in QEMU, they go with the last server */
         struct serve_export *e = list_entry(it, struct serve_export, link);
 
         if (e->by_qmp)
@@ -135,15 +136,15 @@ int cmd_query_exports(void *ctx, json_t *args, json_t **ret, struct err *err)
     struct serve *s = ctx;
     json_t *list = json_array();
 
-    list_for_each (it, &s->exports) {
+    list_for_each(it, &s->exports) {
         const struct serve_export *e = list_entry(it, struct serve_export, link);
         const struct layer *layer = e->layer ? e->layer : chain_layer(s->chain, 0);
 
-        json_array_append_new(
-            list, json_pack("{s:s, s:s, s:s, s:b, s:s, s:b, s:i}", "id", e->id, "type", "nbd",
-                            "node-name", layer_node_name(layer), "shutting-down", 0,
-                            "x-varve-name", e->name, "x-varve-writable", e->writable,
-                            "x-varve-connections", (int)serve_export_clients(e)));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:s, s:b, s:s, s:b, s:i}", "id", e->id, "type",
+                                        "nbd", "node-name", layer_node_name(layer), "shutting-down",
+                                        0, "x-varve-name", e->name, "x-varve-writable", e->writable,
+                                        "x-varve-connections", (int)serve_export_clients(e)));
     }
     *ret = list;
     return 0;

@@ -42,7 +42,7 @@ static struct layer *node_layer(const struct serve_node *node, unsigned index)
 
 struct serve_node *serve_find_node(struct serve *s, const char *name)
 {
-    list_for_each (it, &s->nodes) {
+    list_for_each(it, &s->nodes) {
         struct serve_node *node = list_entry(it, struct serve_node, link);
 
         if (node_find(node, name) == 0)
@@ -57,7 +57,7 @@ struct layer *serve_any_layer(struct serve *s, const char *name)
 
     if (index >= 0)
         return chain_layer(s->chain, (unsigned)index);
-    list_for_each (it, &s->nodes) {
+    list_for_each(it, &s->nodes) {
         const struct serve_node *node = list_entry(it, struct serve_node, link);
 
         index = node_find(node, name);
@@ -105,7 +105,8 @@ static int parse_file(json_t *file, struct add *add, struct err *err)
     const char *key;
     json_t *value;
 
-    json_object_foreach (file, key, value) {
+    json_object_foreach(file, key, value)
+    {
         if (strcmp(key, "driver") != 0 && strcmp(key, "filename") != 0)
             return err_set(err, -EINVAL, "Parameter 'file.%s' is unexpected", key);
         if (!json_is_string(value))
@@ -127,7 +128,8 @@ static int parse_cache(json_t *cache, struct add *add, struct err *err)
     const char *key;
     json_t *value;
 
-    json_object_foreach (cache, key, value) {
+    json_object_foreach(cache, key, value)
+    {
         if (strcmp(key, "direct") != 0 && strcmp(key, "no-flush") != 0)
             return err_set(err, -EINVAL, "Parameter 'cache.%s' is unexpected", key);
         if (!json_is_boolean(value))

@@ -21,8 +21,9 @@ void serve_notify(const char *text)
     if (fd < 0)
         return;
     /* An unreachable manager is no reason to fail, nor to wait. */
-    ssize_t n = sendto(fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&addr,
-                       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len));
+    ssize_t n =
+        sendto(fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&addr,
+               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len));
     (void)n;
     close(fd);
 }

@@ -169,8 +169,9 @@ SUSPENDS static void refuse_and_drop(struct serve *s)
 {
     if (s->qmp)
         qmp_server_quiesce(s->qmp);
-    serve_event(s, "SHUTDOWN",
-                json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
+    serve_event(
+        s, "SHUTDOWN",
+        json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
     serve_exports_stop(s);
     if (s->jobs)
         jobs_free(s->jobs);

@@ -16,16 +16,17 @@ struct serve_snapshot { /* a layer that is also exported read-only */
     const char *path;   /* of the layer's file */
 };
 struct serve_opts {
-    const char *path;       /* the top's file */
-    const char *format;     /* NULL: probe by rules of layer_open */
-    const char *volume;     /* export name beside "", NULL: none */
-    const char *volume_id;  /* "POOL:VOL" for messages and query-named-block-nodes; NULL: a plain file */
-    const char *qmp_path;   /* control socket; NULL: none */
+    const char *path;   /* the top's file */
+    const char *format; /* NULL: probe by rules of layer_open */
+    const char *volume; /* export name beside "", NULL: none */
+    const char
+        *volume_id; /* "POOL:VOL" for messages and query-named-block-nodes; NULL: a plain file */
+    const char *qmp_path; /* control socket; NULL: none */
     bool read_only;
     bool buffered;
-    bool discard_keep;      /* discarded clusters keep their place */
-    uint64_t cache_bytes;   /* 0 default */
-    uint64_t prealloc_step; /* 0 default */
+    bool discard_keep;          /* discarded clusters keep their place */
+    uint64_t cache_bytes;       /* 0 default */
+    uint64_t prealloc_step;     /* 0 default */
     const char *const *exports; /* "nbd,unix=PATH[,name=N]" or "nbd,host=H,port=P[,name=N]" */
     unsigned nb_exports;
     const struct serve_snapshot *snapshots;

@@ -45,7 +45,8 @@ static int cmd_event(void *ctx, json_t *args, json_t **ret, struct err *err)
 {
     struct world *w = ctx;
 
-    qmp_event(w->server, "THING", json_pack("{s:s}", "id", json_string_value(json_object_get(args, "id"))));
+    qmp_event(w->server, "THING",
+              json_pack("{s:s}", "id", json_string_value(json_object_get(args, "id"))));
     return 0;
 }
 
@@ -198,7 +199,8 @@ CO_TEST(negotiation_and_malformed_input)
         const char *send, *want;
     } steps[] = {
         {"{\"execute\":\"slow\"}\n", "Expecting capabilities negotiation with 'qmp_capabilities'"},
-        {"{\"execute\":\"qmp_capabilities\",\"arguments\":{\"x\":1}}", "Parameter 'x' is unexpected"},
+        {"{\"execute\":\"qmp_capabilities\",\"arguments\":{\"x\":1}}",
+         "Parameter 'x' is unexpected"},
         {"{\"execute\":\"qmp_capabilities\",\"arguments\":{\"enable\":[\"zz\"]}}",
          "Capability 'zz' is not available"},
         {"{\"execute\":\"qmp_capabilities\",\"arguments\":{\"enable\":[]}}", "{\"return\": {}}"},
@@ -208,7 +210,8 @@ CO_TEST(negotiation_and_malformed_input)
         {"{\"execute\":1}", "QMP input member 'execute' must be a string"},
         {"{\"exec\":1}", "QMP input member 'exec' is unexpected"},
         {"{\"arguments\":{}}", "QMP input lacks member 'execute'"},
-        {"{\"execute\":\"slow\",\"arguments\":[]}", "QMP input member 'arguments' must be an object"},
+        {"{\"execute\":\"slow\",\"arguments\":[]}",
+         "QMP input member 'arguments' must be an object"},
         {"{\"execute\":\"query-version\",\"id\":{\"a\":[1]}}", "\"id\": {\"a\": [1]}"},
     };
     struct world w;

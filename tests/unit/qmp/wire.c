@@ -37,7 +37,8 @@ static void expect_none(struct qmp_framer *f)
 
 TEST(texts_are_cut_wherever_the_stream_is_split)
 {
-    static const char stream[] = "{\"a\": \"}\\\"{\"}\r\n {}[1,[2]] garbage {\n\xff{\"b\":{\"c\":[]}}";
+    static const char stream[] =
+        "{\"a\": \"}\\\"{\"}\r\n {}[1,[2]] garbage {\n\xff{\"b\":{\"c\":[]}}";
     size_t len = sizeof(stream) - 1;
 
     for (size_t step = 1; step <= len; step++) {
@@ -134,7 +135,8 @@ TEST(arguments_are_checked_in_qemus_words)
     check_args("{\"s\": \"\", \"b\": 1}", "Invalid parameter type for 'b', expected: boolean");
     check_args("{\"s\": \"\", \"o\": []}", "Invalid parameter type for 'o', expected: object");
     check_args("{\"s\": \"\", \"a\": {}}", "Invalid parameter type for 'a', expected: array");
-    check_args("{\"s\": \"\", \"n\": 1}", "Invalid parameter type for 'n', expected: string or null");
+    check_args("{\"s\": \"\", \"n\": 1}",
+               "Invalid parameter type for 'n', expected: string or null");
     check_args("{\"s\": \"\", \"z\": 1}", "Parameter 'z' is unexpected");
 }
 
