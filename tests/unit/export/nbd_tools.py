@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""The NBD server against other people's clients, and block status against qemu-nbd's.
+   nbd_tools.py NBD_SERVE"""
+import json, os, random, signal, subprocess, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'lib'))
+from proc import Failed, check, done, folder, need, qio, run
+
+need('qemu-nbd', 'qemu-img', 'qemu-io', 'nbdinfo', 'nbdcopy')
+SERVE = sys.argv[1]
+DIR = folder()
+os.chdir(DIR)
+MIB = 1 << 20
+
+
+class Server:
+    """with Server(image, format, *options) as uri"""
+
+    def __init__(self, image, fmt, *options, program=None):
+        self.sock = os.path.join(DIR, 'nbd.sock')
+        self.argv = program or [SERVE, '-f', fmt, *options, image, self.sock]
+
+    def __enter__(self):
+        if os.path.exists(self.sock):
+            os.unlink(self.sock)
+        self.proc = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL)
+        for _ in range(500):
+            if os.path.exists(self.sock):
+                break
+            if self.proc.poll() is not None:
+                raise Failed('server ended with %d' % self.proc.returncode)
+            time.sleep(0.02)
+        return 'nbd+unix:///disk?socket=' + self.sock
+
+    def __exit__(self, *exc):
+        self.proc.send_signal(signal.SIGTERM)
+        rc = self.proc.wait(30)
+        if rc not in (0, -signal.SIGTERM) and not exc[0]:
+            raise Failed('server ended with %d' % rc)
+
+
+def qemu_nbd(image, fmt):
+    sock = os.path.join(DIR, 'nbd.sock')
+    return Server(image, fmt, program=['qemu-nbd', '-r', '-t', '-e', '0', '-A', '-f', fmt, '-x', 'disk',
+                                       '-k', sock, image])
+
+
+def status(uri, context):
+    """[(offset, end, value)] with equal neighbours merged"""
+    ret = []
+    for e in json.loads(run('nbdinfo', '--json', '--map=' + context, uri)):
+        off, end, kind = e['offset'], e['offset'] + e['length'], e['type']
+        if ret and ret[-1][1] == off and ret[-1][2] == kind:
+            off = ret.pop()[0]
+        ret.append((off, end, kind))
+    return ret
+
+
+def same_status(image, fmt, what):
+    answers = []
+    for server in Server(image, fmt, '-r'), qemu_nbd(image, fmt):
+        with server as uri:
+            answers.append([status(uri, 'base:allocation'), status(uri, 'qemu:allocation-depth')])
+    for ours, theirs, name in zip(*answers, ('base:allocation', 'qemu:allocation-depth')):
+        if ours != theirs:
+            raise Failed('%s, %s:\n ours   %s\n theirs %s' % (what, name, ours[:40], theirs[:40]))
+    print('ok status', what, len(answers[0][0]), len(answers[0][1]))
+
+
+def random_file(path, size):
+    with open(path, 'wb') as f:
+        f.truncate(size)
+        for _ in range(40):
+            f.seek(random.randrange(size // 4096) * 4096)
+            f.write(random.randbytes(random.randrange(1, 200000)))
+        f.truncate(size)
+
+
+def raw_tests():
+    size = 64 * MIB + 512
+    random_file('a.raw', size)
+    same_status('a.raw', 'raw', 'raw file with holes')
+    with Server('a.raw', 'raw') as uri:
+        info = json.loads(run('nbdinfo', '--json', uri))['exports'][0]
+        assert info['export-size'] == size and info['can_multi_conn'] and not info['is_read_only'], info
+        assert info['block_size_minimum'] == 1 and info['block_size_maximum'] == 32 * MIB, info
+        names = {e['export-name'] for e in json.loads(run('nbdinfo', '--json', '--list', uri))['exports']}
+        assert names == {'', 'disk'}, names
+        run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 'a.raw', uri)
+        run('nbdcopy', '--connections=4', uri, 'b.raw')
+        run('cmp', 'a.raw', 'b.raw')
+        run('qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', uri, 'c.qcow2')
+        run('qemu-img', 'compare', 'a.raw', 'c.qcow2')
+    random_file('d.raw', size)
+    with Server('a.raw', 'raw') as uri:
+        run('nbdcopy', '--connections=4', '--flush', 'd.raw', uri)
+    run('cmp', 'a.raw', 'd.raw')
+    random_file('e.raw', size)
+    with Server('a.raw', 'raw') as uri:
+        run('qemu-img', 'convert', '-n', '-f', 'raw', '-O', 'raw', 'e.raw', uri)
+    run('cmp', 'a.raw', 'e.raw')
+    print('ok raw copies')
+
+
+def little_memory_tests():
+    size = 64 * MIB
+    random_file('f.raw', size)
+    with Server('f.raw', 'raw', '-n', '2', '-m', str(MIB)) as uri:
+        run('nbdcopy', '--request-size=%d' % (32 * MIB), uri, 'g.raw')
+        qio(uri, 'write -P 7 512 31M', 'read -P 7 512 31M', fmt='raw')
+    run('cmp', '-n', '512', 'f.raw', 'g.raw')
+    qio('f.raw', 'read -P 7 512 31M', fmt='raw', opts=('-r',))
+    print('ok little memory')
+
+
+def make_chain():
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', 'base.qcow2', '64M')
+    qio('base.qcow2', 'write -P 1 0 8M', 'write -P 2 20M 100k', 'write -z 30M 2M', 'write -P 3 40M 1M')
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'extended_l2=on,cluster_size=128k', '-b', 'base.qcow2',
+        '-F', 'qcow2', 'mid.qcow2')
+    qio('mid.qcow2', 'write -P 4 1M 4k', 'write -P 4 2M 300k', 'write -z 3M 8k', 'write -P 5 50M 4k',
+        'discard 4M 1M')
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', 'mid.qcow2', '-F', 'qcow2', 'top.qcow2', '96M')
+    qio('top.qcow2', 'write -P 6 5M 1M', 'write -z -u 6M 1M', 'write -P 6 90M 64k')
+
+
+def qcow2_tests():
+    make_chain()
+    for image in 'base.qcow2', 'mid.qcow2', 'top.qcow2':
+        same_status(image, 'qcow2', image)
+    run('qemu-img', 'convert', '-O', 'raw', 'top.qcow2', 'top.raw')
+    with Server('top.qcow2', 'qcow2') as uri:
+        run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', uri, 'top.raw')
+        run('nbdcopy', '--connections=4', uri, 'copy.raw')
+        run('cmp', 'copy.raw', 'top.raw')
+        qio(uri, 'write -P 9 1000 100000', 'write -z 10M 64k', 'discard 5M 512k', 'write -z -u 2M 1M',
+            'write -f -P 8 70M 3M', 'flush', fmt='raw')
+    check('top.qcow2')
+    qio('top.qcow2', 'read -P 9 1000 100000', 'read -P 0 10M 64k', 'read -P 0 2M 1M', 'read -P 8 70M 3M',
+        opts=('-r',))
+    print('ok qcow2 chain')
+
+
+def stop_tests():
+    """SIGTERM in the middle of a copy: the server ends in time, with 0, and the client sees an error"""
+    random_file('big.raw', 256 * MIB)
+    run('qemu-img', 'create', '-q', '-f', 'raw', 'target.raw', '256M')
+    server = Server('target.raw', 'raw')
+    with server as uri:
+        copy = subprocess.Popen(['nbdcopy', 'big.raw', uri], stderr=subprocess.DEVNULL)
+        time.sleep(0.1)
+        start = time.time()
+        server.proc.send_signal(signal.SIGTERM)
+        assert server.proc.wait(30) == 0
+        assert time.time() - start < 12
+        copy.wait(30)
+    assert not os.path.exists(server.sock)
+    print('ok stop')
+
+
+random.seed(int(os.environ.get('VARVE_SEED', '20261130')))
+for test in sys.argv[2:] or ('raw', 'little_memory', 'stop', 'qcow2'):
+    globals()[test + '_tests']()
+done('all NBD clients agree')
