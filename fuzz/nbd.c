@@ -35,7 +35,7 @@ static const char prelude[] =
 
 SUSPENDS static void read_to_the_end(int fd)
 {
-    char waste[4096];
+    static char waste[4096]; /* what is in it never matters */
 
     while (io_recv(fd, waste, sizeof(waste)) > 0)
         ;
@@ -115,7 +115,7 @@ static int replay_dir(const char *path, unsigned *nr)
 {
     DIR *dir = opendir(path);
     const struct dirent *e;
-    char name[4096];
+    static char name[4096];
     int rc = dir ? 0 : 1;
 
     while (dir && rc == 0 && (e = readdir(dir))) {

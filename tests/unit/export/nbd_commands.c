@@ -296,7 +296,7 @@ CO_TEST(device_errors_are_answered)
     } cases[] = {{-EIO, NBD_EIO},      {-ENOSPC, NBD_ENOSPC}, {-ENOMEM, NBD_ENOMEM},
                  {-EUCLEAN, NBD_EIO},  {-ESTALE, NBD_EIO},    {-EROFS, NBD_EPERM},
                  {-ECANCELED, NBD_EIO}};
-    uint8_t buf[4096] = {1};
+    static uint8_t buf[4096] = {1};
     struct rig rig;
     struct client c;
 
@@ -375,7 +375,7 @@ SUSPENDS static struct counter *counter_new(void)
 CO_TEST(fua_is_passed_on_for_what_asks_for_it)
 {
     struct counter *counter = counter_new();
-    uint8_t buf[4096] = {1};
+    static uint8_t buf[4096] = {1};
     struct rig rig;
     struct client c;
 
@@ -393,7 +393,7 @@ CO_TEST(fua_is_passed_on_for_what_asks_for_it)
 
 CO_TEST(flushes_reach_the_device_and_their_failure_the_client)
 {
-    uint8_t buf[4096] = {1};
+    static uint8_t buf[4096] = {1};
     struct rig rig;
     struct client c;
 
@@ -489,7 +489,7 @@ CO_TEST(block_status_of_a_fragmented_disk_goes_on)
 
 /* ---- many at once ---- */
 
-static int send_reads(void *arg)
+SUSPENDS_UNCHECKED static int send_reads(void *arg)
 {
     struct client *c = arg;
 
