@@ -134,7 +134,7 @@ static int check_backing(const struct image_create_opts *opts, struct err *err)
                        "preallocation of an image with a backing file needs extended_l2: a plain "
                        "entry cannot say 'allocated here, read the backing file'");
     qcow2_create_header(opts, &hdr);
-    if (qcow2_header_written_len(&hdr) == 0)
+    if (!qcow2_header_fits(&hdr))
         return err_set(err, -EINVAL,
                        "the backing file's name does not fit into a cluster of %llu bytes",
                        (unsigned long long)hdr.cluster_size);

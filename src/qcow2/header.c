@@ -1,10 +1,10 @@
 /*
- * Reading, checking and writing of the header cluster.
+ * Reading and checking of the header cluster; writing is in header_write.c.
  *
  * 1. No value leaves here unchecked: what header_read returns is bounded, and every offset is
  *    aligned and below QCOW2_HOST_OFF_MAX. Whether tables lie inside the file is the opener's
  *    question, since check, info and repair must be able to look at such images.
- * 2. Extensions and header fields that are not understood are written back as they were read.
+ * 2. Extensions and header fields that are not understood are kept, to be written back.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,12 +135,6 @@ static int decode_tables(const struct qcow2_disk_header *disk, struct qcow2_head
 #define KNOWN_INCOMPATIBLE                                                                         \
     (QCOW2_INCOMPAT_DIRTY | QCOW2_INCOMPAT_CORRUPT | QCOW2_INCOMPAT_DATA_FILE |                    \
      QCOW2_INCOMPAT_COMPRESSION | QCOW2_INCOMPAT_EXTENDED_L2)
-
-static const struct qcow2_disk_feature feature_names[] = {
-    {0, 0, "dirty bit"},        {0, 1, "corrupt bit"},         {0, 2, "external data file"},
-    {0, 3, "compression type"}, {0, 4, "extended L2 entries"}, {1, 0, "lazy refcounts"},
-    {2, 0, "bitmaps"},          {2, 1, "raw external data"},
-};
 
 /* Names the unknown incompatible features, from the image's own table where it has the name. */
 static int refuse_features(uint64_t unknown, const uint8_t *table, size_t len, struct err *err)
@@ -406,129 +400,4 @@ bool qcow2_probe(const void *buf, size_t len)
         return false;
     memcpy(&magic, buf, sizeof(magic));
     return be32_get(magic) == QCOW2_MAGIC;
-}
-
-/* ---- writing ---- */
-
-/* Appends to a buffer that may be NULL: then only the length is counted. */
-struct writer {
-    uint8_t *data;
-    size_t len;
-};
-
-static void put(struct writer *w, const void *data, size_t len)
-{
-    if (w->data && len)
-        memcpy(w->data + w->len, data, len);
-    w->len += len;
-}
-
-static void put_ext(struct writer *w, uint32_t magic, const void *data, size_t len)
-{
-    static const uint8_t zeroes[8];
-    struct qcow2_disk_ext disk = {be32_make(magic), be32_make((uint32_t)len)};
-
-    put(w, &disk, sizeof(disk));
-    put(w, data, len);
-    put(w, zeroes, align_up(len, 8) - len);
-}
-
-static void encode_fixed(const struct qcow2_header *hdr, uint32_t header_len,
-                         struct qcow2_disk_header *disk)
-{
-    *disk = (struct qcow2_disk_header){
-        .magic = be32_make(QCOW2_MAGIC),
-        .version = be32_make(hdr->version),
-        .cluster_bits = be32_make(hdr->cluster_bits),
-        .size = be64_make(hdr->virtual_len),
-        .crypt_method = be32_make(hdr->crypt_method),
-        .l1_size = be32_make(hdr->l1_entries),
-        .l1_off = be64_make(hdr->l1_off),
-        .reftable_off = be64_make(hdr->reftable_off),
-        .reftable_clusters = be32_make(hdr->reftable_clusters),
-        .nb_snapshots = be32_make(hdr->nb_snapshots),
-        .snapshots_off = be64_make(hdr->snapshots_off),
-        .incompatible = be64_make(hdr->incompatible),
-        .compatible = be64_make(hdr->compatible),
-        .autoclear = be64_make(hdr->autoclear),
-        .refcount_order = be32_make(hdr->refcount_order),
-        .header_len = be32_make(header_len),
-        .compression = (uint8_t)hdr->compression,
-    };
-}
-
-/* The whole header; the fixed part is written again once the backing name's place is known. */
-static void put_header(struct writer *w, const struct qcow2_header *hdr, bool with_names)
-{
-    struct qcow2_disk_header disk;
-    uint32_t header_len =
-        hdr->version == 2 ? QCOW2_V2_HEADER_LEN : MAX(hdr->header_len, (uint32_t)sizeof(disk));
-
-    encode_fixed(hdr, header_len, &disk);
-    put(w, &disk, MIN(header_len, (uint32_t)sizeof(disk)));
-    if (hdr->unknown_fields && header_len > sizeof(disk))
-        put(w, hdr->unknown_fields, header_len - sizeof(disk));
-    if (hdr->backing_format)
-        put_ext(w, QCOW2_EXT_BACKING_FORMAT, hdr->backing_format, strlen(hdr->backing_format));
-    if (hdr->data_file)
-        put_ext(w, QCOW2_EXT_DATA_FILE, hdr->data_file, strlen(hdr->data_file));
-    if (with_names)
-        put_ext(w, QCOW2_EXT_FEATURE_NAMES, feature_names, sizeof(feature_names));
-    for (unsigned i = 0; i < hdr->nb_exts; i++)
-        put_ext(w, hdr->exts[i].magic, hdr->exts[i].data, hdr->exts[i].len);
-    put_ext(w, QCOW2_EXT_END, NULL, 0);
-    if (!hdr->backing_name)
-        return;
-    size_t name_off = w->len, name_len = strlen(hdr->backing_name);
-
-    put(w, hdr->backing_name, name_len);
-    if (w->data) {
-        disk.backing_off = be64_make(name_off);
-        disk.backing_len = be32_make((uint32_t)name_len);
-        memcpy(w->data, &disk, QCOW2_V2_HEADER_LEN);
-    }
-}
-
-/* The names of features are a help for readers only: left out where the cluster is too small. */
-static size_t plan_header(const struct qcow2_header *hdr, bool *ret_with_names)
-{
-    for (int with_names = hdr->version >= 3; with_names >= 0; with_names--) {
-        struct writer w = {0};
-
-        put_header(&w, hdr, with_names);
-        *ret_with_names = with_names;
-        if (w.len <= 1ull << hdr->cluster_bits)
-            return w.len;
-    }
-    return 0;
-}
-
-size_t qcow2_header_written_len(const struct qcow2_header *hdr)
-{
-    bool with_names;
-
-    return plan_header(hdr, &with_names);
-}
-
-int qcow2_header_write(struct blk *blk, const struct qcow2_header *hdr, struct err *err)
-{
-    bool with_names;
-    size_t len = plan_header(hdr, &with_names);
-
-    if (hdr->backing_name && strlen(hdr->backing_name) > QCOW2_BACKING_NAME_MAX)
-        return err_set(err, -EINVAL, "the backing file's name is longer than %u bytes",
-                       QCOW2_BACKING_NAME_MAX);
-    if (len == 0)
-        return err_set(err, -ENOSPC, "the header does not fit into a cluster of %llu bytes",
-                       1ull << hdr->cluster_bits);
-    _cleanup_(freep) uint8_t *buf = malloc(len);
-
-    if (!buf)
-        return err_set(err, -ENOMEM, "out of memory");
-    struct writer w = {.data = buf};
-
-    put_header(&w, hdr, with_names);
-    int rc = blk_write(blk, 0, buf, len);
-
-    return rc < 0 ? err_errno(err, rc, "write header") : 0;
 }

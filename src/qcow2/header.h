@@ -76,14 +76,16 @@ struct qcow2_header {
  * offset is bounded against sane limits and, where the spec asks, against alignment and the file's length.
  * *ret is filled on success; release with qcow2_header_fini. */
 SUSPENDS int qcow2_header_read(struct blk *blk, struct qcow2_header *ret, struct err *err);
-/* Encodes and writes the whole header cluster (extensions kept, feature names written for v3),
- * one blk_write of the bytes in use. -ENOSPC when it does not fit into one cluster. No flush. */
+/* Encodes and writes the header (extensions kept, names of the incompatible features for v3). A
+ * power cut leaves the old header or the new one where their first 512 bytes hold all but the
+ * backing file's name, which then goes to a free place first, with a flush in between. No flush
+ * at the end. -ENOSPC when it does not fit into one cluster. */
 SUSPENDS int qcow2_header_write(struct blk *blk, const struct qcow2_header *hdr, struct err *err);
 void qcow2_header_fini(struct qcow2_header *hdr);
 /* Fills the derived members from version, bits, features and virtual_len. */
 void qcow2_header_derive(struct qcow2_header *hdr);
-/* Bytes that the header takes when written; 0 when it does not fit into one cluster. */
-size_t qcow2_header_written_len(const struct qcow2_header *hdr);
+/* Does it fit into one cluster? */
+bool qcow2_header_fits(const struct qcow2_header *hdr);
 /* The extension kept under this magic, NULL if there is none. */
 const struct qcow2_ext *qcow2_header_ext(const struct qcow2_header *hdr, uint32_t magic);
 /* True if the first bytes are a qcow2 image (magic and a known version or not). */

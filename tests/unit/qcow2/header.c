@@ -1,6 +1,7 @@
 /* Header: every field out of its bounds, what must be kept, names that just fit. */
 #include <stddef.h>
 #include "base/be.h"
+#include "base/own.h"
 #include "qcow2/format.h"
 #include "qcow2/snapshots.h"
 #include "util.h"
@@ -269,6 +270,72 @@ CO_TEST(names_in_the_smallest_cluster)
         qcow2_header_fini(&hdr);
         blk_close(blk);
     }
+}
+
+/* Power goes while the backing name is changed: the old name or the new one, and a sound header. */
+SUSPENDS static void change_name_under_cuts(struct blk *blk, const char *old, const char *new)
+{
+    struct qcow2_header hdr;
+
+    CHECK_EQ(qcow2_header_read(blk, &hdr, NULL), 0);
+    CHECK_STR(hdr.backing_name, old);
+    CHECK_EQ(blk_flush(blk), 0);
+    free(hdr.backing_name);
+    hdr.backing_name = strdup(new);
+    CHECK_EQ(qcow2_header_write(blk, &hdr, NULL), 0);
+    for (uint64_t seed = 1; seed < 40; seed++) {
+        struct blk_crash_report report;
+        struct qcow2_header after;
+        struct blk *cut;
+
+        CHECK_EQ(blk_crash_cut(blk, seed, &cut, &report), 0);
+        CHECK_EQ(qcow2_header_read(cut, &after, NULL), 0);
+        CHECK(strcmp(after.backing_name, old) == 0 || strcmp(after.backing_name, new) == 0);
+        CHECK_STR(after.backing_format, "qcow2");
+        qcow2_header_fini(&after);
+        blk_close(cut);
+    }
+    qcow2_header_fini(&hdr);
+}
+
+CO_TEST(a_power_cut_leaves_one_of_two_names)
+{
+    static const size_t lens[] = {10, 600, 601, 1023, 1000, 5, 1022, 700, 690};
+    static char names[ARRAY_SIZE(lens)][1024];
+
+    for (unsigned i = 0; i < ARRAY_SIZE(lens); i++) {
+        memset(names[i], 'a' + (int)i, lens[i]);
+        names[i][lens[i]] = '\0';
+    }
+    struct image_create_opts opts = {.virtual_len = 1 << 20,
+                                     .cluster_size = 4096,
+                                     .backing_name = names[0],
+                                     .backing_format = "qcow2"};
+    struct blk *blk;
+
+    CHECK_EQ(blk_crash_new(0, &blk), 0);
+    CHECK_EQ(image_create(blk, &opts, NULL), 0);
+    for (unsigned i = 0; i + 1 < ARRAY_SIZE(lens); i++)
+        change_name_under_cuts(blk, names[i], names[i + 1]);
+    blk_close(blk);
+}
+
+/* A header of QEMU's has extensions behind byte 512: a new name must not hit them. */
+CO_TEST(a_power_cut_on_a_header_of_qemu)
+{
+    struct blk *file, *blk;
+    static uint8_t head[4096];
+
+    test_need("qemu-img");
+    test_sh("qemu-img create -q -u -f qcow2 -b old.qcow2 -F qcow2 %s 1M", t_path("q.qcow2"));
+    file = t_open("q.qcow2");
+    CHECK_EQ(blk_read(file, 0, head, sizeof(head)), 0);
+    CHECK_EQ(blk_crash_new(0, &blk), 0);
+    CHECK_EQ(blk_resize(blk, file->len), 0);
+    CHECK_EQ(blk_write(blk, 0, head, sizeof(head)), 0);
+    change_name_under_cuts(blk, "old.qcow2", "a-new-one-that-is-longer-than-the-old-one.qcow2");
+    blk_close(blk);
+    blk_close(file);
 }
 
 TEST(probe)
