@@ -24,36 +24,6 @@ struct qmp_client {
     VEC(json_t *) events; /* owned references, oldest first */
 };
 
-/* A deadline for one receive: cancels it from the loop. */
-struct deadline {
-    struct timer timer;
-    struct co *co;
-    bool passed;
-};
-
-static void deadline_passed(struct timer *t)
-{
-    struct deadline *d = container_of(t, struct deadline, timer);
-
-    d->passed = true;
-    io_cancel(d->co);
-}
-
-SUSPENDS static ssize_t recv_until(int fd, char *buf, size_t len, uint64_t deadline)
-{
-    struct deadline d = {.co = co_self()};
-
-    if (deadline == 0)
-        return io_recv(fd, buf, len);
-    if (reactor_now() >= deadline)
-        return -ETIMEDOUT;
-    timer_init(&d.timer, deadline_passed);
-    timer_arm(&d.timer, deadline);
-    ssize_t n = io_recv(fd, buf, len);
-    timer_disarm(&d.timer);
-    return n == -ECANCELED && d.passed ? -ETIMEDOUT : n;
-}
-
 static int broken(struct qmp_client *qmp, struct err *err, const char *why)
 {
     qmp->broken = true;
@@ -77,7 +47,7 @@ SUSPENDS static int recv_message(struct qmp_client *qmp, uint64_t deadline, json
         char *room = qmp_framer_room(&qmp->framer);
         if (!room)
             return broken(qmp, err, "out of memory");
-        ssize_t n = recv_until(qmp->fd, room, QMP_RECV, deadline);
+        ssize_t n = qmp_recv_until(qmp->fd, room, QMP_RECV, deadline);
         if (n == -ETIMEDOUT)
             return err_set(err, -ETIMEDOUT, "no answer in time");
         if (n == -EINTR)

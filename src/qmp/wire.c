@@ -15,6 +15,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "rt/reactor.h"
+#include "rt/timer.h"
+
+#define STALE_TRIES   40u
+#define STALE_WAIT_NS (25 * NSEC_PER_MSEC)
 
 void qmp_framer_init(struct qmp_framer *f, size_t max_len)
 {
@@ -153,6 +157,36 @@ SUSPENDS int qmp_send_all(int fd, const char *data, size_t len)
     return 0;
 }
 
+/* A deadline for one receive: cancels it from the loop. */
+struct deadline {
+    struct timer timer;
+    struct co *co;
+    bool passed;
+};
+
+static void deadline_passed(struct timer *t)
+{
+    struct deadline *d = container_of(t, struct deadline, timer);
+
+    d->passed = true;
+    io_cancel(d->co);
+}
+
+SUSPENDS ssize_t qmp_recv_until(int fd, char *buf, size_t len, uint64_t deadline)
+{
+    struct deadline d = {.co = co_self()};
+
+    if (deadline == 0)
+        return io_recv(fd, buf, len);
+    if (reactor_now() >= deadline)
+        return -ETIMEDOUT;
+    timer_init(&d.timer, deadline_passed);
+    timer_arm(&d.timer, deadline);
+    ssize_t n = io_recv(fd, buf, len);
+    timer_disarm(&d.timer);
+    return n == -ECANCELED && d.passed ? -ETIMEDOUT : n;
+}
+
 /*
  * Fills addr. A path longer than sun_path is reached through an open descriptor of its
  * directory (*ret_dir, -1 when not needed), which must stay open while addr is used.
@@ -202,21 +236,40 @@ SUSPENDS int qmp_connect_unix(const char *path, struct err *err)
     return TAKE_FD(fd);
 }
 
+/* Does somebody answer there? A QMP server speaks first. 1 yes, 0 nobody, -EAGAIN not any more. */
+SUSPENDS static int is_live(const char *path, struct err *err)
+{
+    _cleanup_(closep) int peer = qmp_connect_unix(path, NULL);
+    char byte;
+
+    if (peer == -ECONNREFUSED || peer == -ENOENT)
+        return 0;
+    if (peer < 0)
+        return err_errno(err, peer, "'%s' is in the way", path);
+    ssize_t n = qmp_recv_until(peer, &byte, 1, reactor_now() + NSEC_PER_SEC);
+    return n > 0 || n == -ETIMEDOUT ? 1 : -EAGAIN;
+}
+
 /* Removes a socket that nobody listens on. */
 SUSPENDS static int remove_stale(const char *path, struct err *err)
 {
     struct stat st;
-    _cleanup_(closep) int peer = -1;
+    int live = -EAGAIN;
 
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : err_errno(err, -errno, "look at '%s'", path);
     if (!S_ISSOCK(st.st_mode))
         return err_set(err, -EADDRINUSE, "'%s' is in the way: not a socket", path);
-    peer = qmp_connect_unix(path, NULL);
-    if (peer >= 0)
+    /* The kernel closes a killed process's ring, and what hangs on it, some time after its end. */
+    for (unsigned i = 0; i < STALE_TRIES && live == -EAGAIN; i++) {
+        live = is_live(path, err);
+        if (live == -EAGAIN)
+            timer_sleep(STALE_WAIT_NS);
+    }
+    if (live > 0 || live == -EAGAIN)
         return err_set(err, -EADDRINUSE, "'%s' is in use: another server listens there", path);
-    if (peer != -ECONNREFUSED)
-        return err_errno(err, peer, "'%s' is in the way", path);
+    if (live < 0)
+        return live;
     if (unlink(path) < 0 && errno != ENOENT)
         return err_errno(err, -errno, "remove stale socket '%s'", path);
     return 0;

@@ -8,6 +8,8 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
 #include "base/err.h"
 #include "rt/co.h"
 
@@ -45,6 +47,9 @@ int qmp_parse(const char *text, size_t len, json_t **ret, struct err *err);
 char *qmp_encode(const json_t *msg, size_t *ret_len);
 /* Writes it all, or -errno. */
 SUSPENDS int qmp_send_all(int fd, const char *data, size_t len);
+
+/* As io_recv; -ETIMEDOUT once reactor_now() has reached the deadline (0: none). */
+SUSPENDS ssize_t qmp_recv_until(int fd, char *buf, size_t len, uint64_t deadline);
 
 /* Listening unix socket, mode 0600. A socket nobody listens on is replaced; -EADDRINUSE with a
  * text when somebody does, or when the path is another kind of file. Returns the descriptor. */

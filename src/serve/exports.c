@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include "serve/internal.h"
 
+#define START_TRIES   20u
+#define START_WAIT_NS (50 * NSEC_PER_MSEC)
+
 /* ---- exports ---- */
 struct serve_export *serve_export_find(struct serve *s, const char *id)
 {
@@ -305,7 +308,12 @@ SUSPENDS static int start_spec(struct serve *s, const char *text, struct err *er
         .port = spec.port,
         .max_connections = s->opts->max_connections,
     };
-    rc = serve_nbd_start(s, &opts, false, err);
+    /* The kernel closes the sockets of a server that was killed some time after its end. */
+    for (unsigned i = 0; (rc = serve_nbd_start(s, &opts, false, err)) == -EADDRINUSE; i++) {
+        if (i == START_TRIES)
+            break;
+        timer_sleep(START_WAIT_NS);
+    }
     if (rc == 0 && spec.name && !name_taken(s, spec.name))
         rc = serve_export_add(s, spec.name, spec.name, s->opts->volume_id, NULL,
                               chain_is_writable(s->chain), NULL, err);

@@ -69,7 +69,7 @@ def nodes(s, base, mid, top):
     t = got[0]
     equal((t['drv'], t['image']['virtual-size'], t['image']['format'], t['image']['cluster-size']),
           ('qcow2', 16 * MB, 'qcow2', 65536), 'image')
-    equal(t['image']['backing-filename'], os.path.basename(mid), 'backing-filename')
+    equal(t['image']['backing-filename'], mid, 'backing-filename')
     equal(t['image']['full-backing-filename'], mid, 'full-backing-filename')
     equal(t['image']['backing-image']['backing-image']['filename'], base, 'nested backing images')
     equal(t['cache'], {'writeback': True, 'direct': True, 'no-flush': False}, 'cache')
@@ -123,7 +123,9 @@ def snapshot(s, ov):
     refused(q, "Cannot find device='zz' nor node-name='zz'", 'blockdev-snapshot', node='zz', overlay='ov')
     refused(q, "Cannot find device='zz' nor node-name='zz'", 'blockdev-snapshot', node=top, overlay='zz')
     refused(q, 'The overlay already has a backing image', 'blockdev-snapshot', node=top, overlay=top)
-    s.add(ov, 'chained')
+    refused(q, 'being written', 'blockdev-add',
+            {'driver': 'qcow2', 'node-name': 'a', 'file': {'driver': 'file', 'filename': ov}})  # it would open the top again
+    s.add(image('side', '16M', mid), 'chained')
     refused(q, 'The overlay already has a backing image', 'blockdev-snapshot', node=top, overlay='chained')
     q.execute('blockdev-del', node_name='chained')
     s.add(ov, 'ro', **{'backing': None, 'read-only': True})

@@ -15,16 +15,16 @@ class Qmp:
         end = time.time() + wait
         while True:
             self.sock = socket.socket(socket.AF_UNIX)
+            self.text, self.events, self.last = b'', [], 0
             try:
                 self.sock.connect(path)
+                self.greeting = self.receive(10)
                 break
-            except OSError:
+            except (OSError, EOFError):  # not there yet, or the socket of a server that was just killed
                 self.sock.close()
                 if time.time() > end:
                     raise
                 time.sleep(.02)
-        self.text, self.events, self.last = b'', [], 0
-        self.greeting = self.receive(10)
         if negotiate:
             self.execute('qmp_capabilities')
 
