@@ -1,0 +1,379 @@
+/* Metadata slices: see cache.h. */
+#include <string.h>
+#include "base/bits.h"
+#include "base/check.h"
+#include "qcow2/format.h"
+#include "qcow2/internal.h"
+
+/* What a slice costs beside its table: itself, the heap's word, its part of the index. */
+#define SLICE_COST (sizeof(struct slice) + 16 + 2 * sizeof(struct table_slot))
+/* The hand looks at so many slices for one load, then lets the cache grow. */
+#define CLOCK_STEPS 64u
+
+/* ---- tables of slices ---- */
+
+static void *table_new(const struct image *img)
+{
+    return img->slice_bytes == BUF_ALIGN ? buf_get(BUF_ALIGN)
+                                         : aligned_alloc(img->slice_bytes, img->slice_bytes);
+}
+
+static void table_free(const struct image *img, void *table)
+{
+    if (img->slice_bytes == BUF_ALIGN)
+        buf_put(table, BUF_ALIGN);
+    else
+        free(table);
+}
+
+static unsigned slice_entries(const struct image *img)
+{
+    return 1u << img->slice_bits;
+}
+
+static void account(struct cache *c, int64_t bytes)
+{
+    c->bytes += (uint64_t)bytes;
+    c->bytes_max = MAX(c->bytes_max, c->bytes);
+}
+
+/* ---- compact forms ---- */
+
+/* All words of the table alike (in units of 8 or 16 bytes)? */
+static bool is_uniform(const void *table, size_t unit, size_t len)
+{
+    return memcmp(table, (const char *)table + unit, len - unit) == 0;
+}
+
+static bool is_linear(const struct qcow2_header *hdr, const void *table, unsigned entries)
+{
+    struct l2_entry first = l2_get(hdr, table, 0);
+
+    for (unsigned i = 1; i < entries; i++) {
+        struct l2_entry e = l2_get(hdr, table, i);
+
+        if (e.word != first.word + ((uint64_t)i << hdr->cluster_bits) || e.bits != first.bits)
+            return false;
+    }
+    return true;
+}
+
+/* The form a table could take; TABLE if none. */
+static enum slice_form compact_form(const struct image *img, const struct slice *s,
+                                    const void *table, enum cluster_kind *ret_kind)
+{
+    const struct qcow2_header *hdr = &img->hdr;
+
+    if (s->key & SLICE_REFCOUNT)
+        return is_uniform(table, 8, img->slice_bytes) ? SLICE_SAME : SLICE_TABLE;
+    struct l2_entry first = l2_get(hdr, table, 0);
+    enum cluster_kind kind = l2_kind(hdr, first, 0);
+    if (kind == CLUSTER_INVALID || kind == CLUSTER_COMPRESSED ||
+        l2_run(hdr, first, 0) != hdr->subclusters)
+        return SLICE_TABLE;
+    *ret_kind = kind;
+    if (l2_host_off(first))
+        return is_linear(hdr, table, slice_entries(img)) ? SLICE_LINEAR : SLICE_TABLE;
+    return is_uniform(table, hdr->l2_entry_size, img->slice_bytes) ? SLICE_SAME : SLICE_TABLE;
+}
+
+/* Takes the compact form of `table` if there is one. */
+static bool make_compact(const struct image *img, struct slice *s, const void *table)
+{
+    enum cluster_kind kind = CLUSTER_UNALLOCATED;
+    enum slice_form form = s->suspect ? SLICE_TABLE : compact_form(img, s, table, &kind);
+
+    if (form == SLICE_TABLE)
+        return false;
+    if (s->key & SLICE_REFCOUNT)
+        memcpy(&s->first.word, table, 8);
+    else
+        s->first = l2_get(&img->hdr, table, 0);
+    s->form = (uint8_t)form;
+    s->kind = (uint8_t)kind;
+    return true;
+}
+
+void cache_compact(struct image *img, struct slice *s)
+{
+    if (s->pins || s->form != SLICE_TABLE || s->state != SLICE_READY || !slice_is_clean(s) ||
+        !list_empty(&s->dirty) || !make_compact(img, s, s->table))
+        return;
+    table_free(img, s->table);
+    s->table = NULL;
+    account(&img->cache, -(int64_t)img->slice_bytes);
+}
+
+static void fill_table(const struct image *img, const struct slice *s, void *table)
+{
+    if (s->key & SLICE_REFCOUNT) {
+        for (size_t i = 0; i < img->slice_bytes; i += 8)
+            memcpy((char *)table + i, &s->first.word, 8);
+        return;
+    }
+    for (unsigned i = 0; i < slice_entries(img); i++)
+        l2_put(&img->hdr, table, i, slice_entry(&img->hdr, s, i));
+}
+
+int cache_expand(struct image *img, struct slice *s)
+{
+    DEBUG_CHECK(s->pins && s->state == SLICE_READY);
+    if (s->form == SLICE_TABLE)
+        return 0;
+    void *table = table_new(img);
+    if (!table)
+        return -ENOMEM;
+    fill_table(img, s, table);
+    s->table = table;
+    s->form = SLICE_TABLE;
+    account(&img->cache, (int64_t)img->slice_bytes);
+    return 0;
+}
+
+/* ---- slices ---- */
+
+static struct slice *slice_new(struct image *img, uint64_t key)
+{
+    struct cache *c = &img->cache;
+    struct slice *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return NULL;
+    s->key = key;
+    list_init(&s->dirty);
+    wait_queue_init(&s->loaded);
+    if (table_put(&c->index, key, s) < 0) {
+        free(s);
+        return NULL;
+    }
+    list_push_back(&c->ring, &s->clock);
+    account(c, SLICE_COST);
+    return s;
+}
+
+static void slice_free(struct image *img, struct slice *s)
+{
+    struct cache *c = &img->cache;
+
+    DEBUG_CHECK(list_empty(&s->loaded.waiters));
+    if (s->table)
+        account(c, -(int64_t)img->slice_bytes);
+    account(c, -(int64_t)SLICE_COST);
+    if (!list_empty(&s->dirty))
+        c->dirty_bytes -= img->slice_bytes;
+    list_remove(&s->dirty);
+    list_remove(&s->clock);
+    table_free(img, s->table);
+    free(s);
+}
+
+static bool is_evictable(const struct slice *s)
+{
+    return !s->pins && s->state == SLICE_READY && slice_is_clean(s) && list_empty(&s->dirty);
+}
+
+/* One turn of the hand. */
+static void clock_step(struct image *img)
+{
+    struct cache *c = &img->cache;
+    struct slice *s = list_entry(c->ring.next, struct slice, clock);
+
+    if (is_evictable(s) && !s->used) {
+        table_remove(&c->index, s->key);
+        slice_free(img, s);
+        return;
+    }
+    s->used = false;
+    list_remove(&s->clock);
+    list_push_back(&c->ring, &s->clock);
+}
+
+/* Never waits: a load inside a flush or under alloc_lock must not wait for a flush. */
+static void make_room(struct image *img)
+{
+    struct cache *c = &img->cache;
+    uint64_t need = SLICE_COST + img->slice_bytes;
+
+    for (unsigned i = 0; i < CLOCK_STEPS && c->bytes + need > c->limit; i++) {
+        if (list_empty(&c->ring))
+            return;
+        clock_step(img);
+    }
+}
+
+uint64_t cache_disk_off(const struct image *img, uint64_t key)
+{
+    bool ref = key & SLICE_REFCOUNT;
+    unsigned table_bits = ref ? img->hdr.refcount_block_bits : img->hdr.l2_bits;
+    unsigned shift = table_bits - (ref ? img->ref_slice_bits : img->slice_bits);
+    uint64_t table = (key & ~SLICE_REFCOUNT) >> shift, part = key & ((1ull << shift) - 1);
+    uint64_t off;
+
+    if (ref)
+        off = table < img->reftable_entries ? img->reftable[table] & QCOW2_REFTABLE_OFFSET_MASK : 0;
+    else
+        off = table < img->hdr.l1_entries ? img->l1[table] & L1_OFFSET_MASK : 0;
+    return off ? off + part * img->slice_bytes : 0;
+}
+
+/* ---- loading ---- */
+
+/* Entries that point at metadata or out of the file are found here once, not at each use. */
+static bool has_insane_entries(struct image *img, const struct slice *s, const void *table)
+{
+    for (unsigned i = 0; i < slice_entries(img); i++)
+        if (!map_entry_is_sane(img, l2_get(&img->hdr, table, i)))
+            return true;
+    return false;
+}
+
+SUSPENDS static int load(struct image *img, struct slice *s)
+{
+    void *table = table_new(img);
+
+    if (!table)
+        return -ENOMEM;
+    int rc = blk_read(img->blk, cache_disk_off(img, s->key), table, img->slice_bytes);
+    if (rc < 0) {
+        table_free(img, table);
+        return rc;
+    }
+    s->suspect = !(s->key & SLICE_REFCOUNT) && has_insane_entries(img, s, table);
+    if (make_compact(img, s, table)) {
+        table_free(img, table);
+        return 0;
+    }
+    s->table = table;
+    s->form = SLICE_TABLE;
+    account(&img->cache, (int64_t)img->slice_bytes);
+    return 0;
+}
+
+/* The caller's pin keeps the slice over the wait. */
+SUSPENDS static int load_new(struct image *img, uint64_t key, struct slice **ret)
+{
+    make_room(img);
+    struct slice *s = slice_new(img, key);
+    if (!s)
+        return -ENOMEM;
+    img->cache.misses++;
+    s->pins = 1;
+    int rc = load(img, s);
+    s->state = rc < 0 ? SLICE_FAILED : SLICE_READY;
+    if (rc < 0)
+        table_remove(&img->cache.index, key);
+    wait_queue_wake_all(&s->loaded);
+    *ret = s;
+    return rc;
+}
+
+struct slice *cache_peek(struct image *img, uint64_t key)
+{
+    struct slice *s = table_get(&img->cache.index, key);
+
+    if (!s || s->state != SLICE_READY)
+        return NULL;
+    s->used = true;
+    img->cache.hits++;
+    return s;
+}
+
+int cache_get(struct image *img, uint64_t key, struct slice **ret)
+{
+    struct slice *s = table_get(&img->cache.index, key);
+    int rc = 0;
+
+    if (!s) {
+        rc = load_new(img, key, &s);
+        if (rc < 0 && s)
+            cache_put(img, s);
+        if (rc < 0)
+            return rc;
+    } else {
+        s->pins++;
+        img->cache.hits++;
+        while (s->state == SLICE_LOADING)
+            wait_queue_sleep(&s->loaded);
+        if (s->state == SLICE_FAILED) {
+            cache_put(img, s);
+            return -EIO;
+        }
+    }
+    s->used = true;
+    *ret = s;
+    return 0;
+}
+
+void cache_put(struct image *img, struct slice *s)
+{
+    DEBUG_CHECK(s->pins);
+    if (--s->pins == 0 && s->state == SLICE_FAILED)
+        slice_free(img, s);
+}
+
+void cache_add_empty(struct image *img, uint64_t key)
+{
+    if (table_get(&img->cache.index, key))
+        return;
+    make_room(img);
+    struct slice *s = slice_new(img, key);
+    if (!s)
+        return;
+    s->form = SLICE_SAME;
+    s->kind = CLUSTER_UNALLOCATED;
+    s->state = SLICE_READY;
+}
+
+void cache_drop(struct image *img, uint64_t key)
+{
+    struct slice *s = table_remove(&img->cache.index, key);
+
+    if (!s)
+        return;
+    DEBUG_CHECK(!s->pins);
+    slice_free(img, s);
+}
+
+void cache_drop_all(struct image *img)
+{
+    struct cache *c = &img->cache;
+
+    while (!list_empty(&c->ring)) {
+        struct slice *s = list_entry(c->ring.next, struct slice, clock);
+
+        DEBUG_CHECK(!s->pins);
+        table_remove(&c->index, s->key);
+        slice_free(img, s);
+    }
+}
+
+/* ---- dirt ---- */
+
+void cache_mark_dirty(struct image *img, struct slice *s, unsigned off, unsigned len)
+{
+    struct cache *c = &img->cache;
+
+    DEBUG_CHECK(s->form == SLICE_TABLE && len > 0 && off + len <= img->slice_bytes);
+    unsigned first = off / SLICE_SECTOR, last = (off + len - 1) / SLICE_SECTOR;
+    s->dirty_sectors |= (uint8_t)mask32(first, last - first + 1);
+    if (s->key & SLICE_REFCOUNT || !list_empty(&s->dirty))
+        return;
+    list_push_back(&c->dirty, &s->dirty);
+    c->dirty_bytes += img->slice_bytes;
+}
+
+int cache_init(struct image *img, uint64_t limit)
+{
+    struct cache *c = &img->cache;
+
+    *c = (struct cache){.limit = MAX(limit, 64 * KIB)};
+    list_init(&c->ring);
+    list_init(&c->dirty);
+    return 0;
+}
+
+void cache_fini(struct image *img)
+{
+    cache_drop_all(img);
+    table_fini(&img->cache.index);
+}

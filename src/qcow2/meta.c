@@ -1,0 +1,125 @@
+/*
+ * Which host clusters hold metadata, and where guest data may lie.
+ *
+ * A writable image knows the place of every table it uses, so that neither a broken L2 entry nor
+ * a broken refcount leads a write into them. Entries are checked when a slice is loaded; what
+ * this code maps itself comes from the allocator, which checks too.
+ */
+#include <stdio.h>
+#include "base/bits.h"
+#include "qcow2/format.h"
+#include "qcow2/internal.h"
+
+int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind)
+{
+    for (uint64_t i = 0; i < nr; i++) {
+        int rc = table_put(&img->meta, first + i, (void *)(uintptr_t)kind);
+
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+void meta_remove(struct image *img, uint64_t first, uint64_t nr)
+{
+    for (uint64_t i = 0; i < nr; i++)
+        table_remove(&img->meta, first + i);
+}
+
+enum meta_kind meta_get(const struct image *img, uint64_t cluster)
+{
+    return (enum meta_kind)(uintptr_t)table_get(&img->meta, cluster);
+}
+
+void meta_clear(struct image *img)
+{
+    table_fini(&img->meta);
+}
+
+uint64_t image_host_limit(const struct image *img)
+{
+    uint64_t in_file = div_up(img->blk->len, img->hdr.cluster_size);
+
+    return MAX(in_file, img->end);
+}
+
+bool meta_may_hold_data(const struct image *img, uint64_t cluster)
+{
+    return cluster < image_host_limit(img) && meta_get(img, cluster) == META_NONE;
+}
+
+static uint64_t clusters_of(const struct image *img, uint64_t bytes)
+{
+    return div_up(bytes, img->hdr.cluster_size);
+}
+
+/* An L2 table whose place is impossible, or taken by something else, another L2 table included. */
+static bool l1_entry_is_bad(const struct image *img, uint64_t entry)
+{
+    uint64_t off = entry & L1_OFFSET_MASK;
+    uint64_t cluster = off >> img->hdr.cluster_bits;
+
+    if (entry & QCOW2_L1_RESERVED_MASK || !is_aligned(off, img->hdr.cluster_size))
+        return true;
+    return off && (cluster >= image_host_limit(img) || meta_get(img, cluster) != META_NONE);
+}
+
+void meta_check_l1(struct image *img)
+{
+    for (uint32_t i = 0; i < img->hdr.l1_entries; i++)
+        if (!(img->l1[i] & L1_BAD) && l1_entry_is_bad(img, img->l1[i]))
+            img->l1[i] |= L1_BAD;
+}
+
+static int load_l2_places(struct image *img)
+{
+    for (uint32_t i = 0; i < img->hdr.l1_entries; i++) {
+        uint64_t entry = img->l1[i];
+
+        if (entry & L1_BAD || l1_entry_is_bad(img, entry)) {
+            img->l1[i] |= L1_BAD;
+            continue;
+        }
+        int rc = entry & L1_OFFSET_MASK
+                     ? meta_add(img, (entry & L1_OFFSET_MASK) >> img->hdr.cluster_bits, 1, META_L2)
+                     : 0;
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int load_refblock_places(struct image *img)
+{
+    for (uint64_t i = 0; i < img->reftable_entries; i++) {
+        uint64_t off = img->reftable[i] & QCOW2_REFTABLE_OFFSET_MASK;
+
+        if (!off || !is_aligned(off, img->hdr.cluster_size))
+            continue; /* refcount.c refuses to use it */
+        int rc = meta_add(img, off >> img->hdr.cluster_bits, 1, META_REFBLOCK);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+int meta_load(struct image *img, struct err *err)
+{
+    const struct qcow2_header *hdr = &img->hdr;
+    unsigned bits = hdr->cluster_bits;
+
+    meta_clear(img);
+    int rc = load_refblock_places(img);
+    if (rc == 0)
+        rc = meta_add(img, hdr->l1_off >> bits, clusters_of(img, hdr->l1_entries * 8ull), META_L1);
+    if (rc == 0)
+        rc = meta_add(img, hdr->reftable_off >> bits, hdr->reftable_clusters, META_REFTABLE);
+    if (rc == 0 && hdr->nb_snapshots)
+        rc = meta_add(img, hdr->snapshots_off >> bits, 1, META_SNAPSHOTS);
+    if (rc == 0)
+        rc = meta_add(img, 0, 1, META_HEADER);
+    if (rc == 0)
+        rc = load_l2_places(img);
+    return rc < 0 ? err_errno(err, rc, "read the places of tables") : 0;
+}
