@@ -6,7 +6,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 from proc import Failed, check, done, folder, need, qio, run
 
 need('qemu-nbd', 'qemu-img', 'qemu-io', 'nbdinfo', 'nbdcopy')
-SERVE = sys.argv[1]
+SERVE = os.path.abspath(sys.argv[1])
 DIR = folder()
 os.chdir(DIR)
 MIB = 1 << 20
