@@ -144,8 +144,8 @@ def main():
         for k in dict.fromkeys((r["row"], r["rw"], r["server"]) for r in res):
             v = [r for r in res if (r["row"], r["rw"], r["server"]) == k]
             print(f"median {k[0]:34s} {k[1]:10s} {k[2]:6s} {med([r['iops'] for r in v]):9d} iops  cpu {med([r['cpu_us'] for r in v]):6.1f} us/req  rss {med([r['rss_mb'] for r in v]):5d} MB")
-        rows = list(dict.fromkeys((r["row"], r["rw"]) for r in res))
-        for row, rw in rows:
+        pairs = list(dict.fromkeys((r["row"], r["rw"]) for r in res))
+        for row, rw in pairs:
             m = {srv: (med([r["iops"] for r in res if (r["row"], r["rw"], r["server"]) == (row, rw, srv)] or [0]),
                        med([r["cpu_us"] for r in res if (r["row"], r["rw"], r["server"]) == (row, rw, srv)] or [0])) for srv in A.servers.split(",")}
             if "qemu" in m and "varve" in m and m["qemu"][0] and m["qemu"][1]:

@@ -34,12 +34,21 @@ SUSPENDS static bool call_again(ssize_t rc, unsigned *tries)
     return true;
 }
 
-/* The next len bytes as a vector: the caller's own if it ends there, else a part of it in
- * part[]. */
+static bool ends_with_vector(const struct iov_iter *iov)
+{
+    size_t sum = 0;
+
+    for (unsigned i = 0; i < iov->nr; i++)
+        sum += iov->iov[i].iov_len;
+    return sum == iov->left;
+}
+
+/* The next len bytes as a vector: the caller's own if both end there (an iterator may stop short of
+ * its vector's end), else a part of it in part[]. */
 static const struct iovec *vector_of(const struct iov_iter *iov, uint64_t len, struct iovec *part,
                                      unsigned *ret_nr)
 {
-    if (iov->skip == 0 && iov->left == len && iov->nr <= IOV_MAX) {
+    if (iov->skip == 0 && iov->left == len && iov->nr <= IOV_MAX && ends_with_vector(iov)) {
         *ret_nr = iov->nr;
         return iov->iov;
     }

@@ -5,16 +5,16 @@
 #include "cli/command.h"
 
 /* pool.c */
-extern const struct command cmd_pool_list, cmd_pool_status, cmd_pool_check;
+extern const struct command command_pool_list, command_pool_status, command_pool_check;
 /* show.c */
-extern const struct command cmd_list, cmd_info, cmd_tree;
+extern const struct command command_list, command_info, command_tree;
 /* volume.c */
-extern const struct command cmd_create, cmd_import, cmd_snapshot, cmd_rollback, cmd_destroy,
-    cmd_resize;
+extern const struct command command_create, command_import, command_snapshot, command_rollback, command_destroy,
+    command_resize;
 /* serve_cmd.c */
-extern const struct command cmd_serve;
+extern const struct command command_serve;
 /* img_*.c */
-extern const struct command cmd_img_info, cmd_img_map, cmd_img_check, cmd_img_create,
-    cmd_img_convert, cmd_img_resize;
+extern const struct command command_img_info, command_img_map, command_img_check, command_img_create,
+    command_img_convert, command_img_resize;
 
 #endif

@@ -9,8 +9,8 @@ const struct option common_options[] = {
 };
 
 const struct command *const commands[] = {
-    &cmd_pool_list,    &cmd_pool_status, &cmd_pool_check, &cmd_list,     &cmd_info,
-    &cmd_tree,         &cmd_create,      &cmd_import,     &cmd_snapshot, &cmd_rollback,
-    &cmd_destroy,      &cmd_resize,      &cmd_serve,      &cmd_img_info, &cmd_img_map,
-    &cmd_img_check,    &cmd_img_create,  &cmd_img_convert, &cmd_img_resize, NULL,
+    &command_pool_list,    &command_pool_status, &command_pool_check, &command_list,     &command_info,
+    &command_tree,         &command_create,      &command_import,     &command_snapshot, &command_rollback,
+    &command_destroy,      &command_resize,      &command_serve,      &command_img_info, &command_img_map,
+    &command_img_check,    &command_img_create,  &command_img_convert, &command_img_resize, NULL,
 };

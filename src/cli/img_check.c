@@ -128,7 +128,7 @@ static int run_check(const struct args *args)
     return reactor_run(check_main, &check);
 }
 
-const struct command cmd_img_check = {
+const struct command command_img_check = {
     .name = "img check",
     .summary = "check a qcow2 image for corruption and leaks",
     .text = "Counts every reference in the image and compares them with the stored reference "

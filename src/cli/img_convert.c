@@ -143,7 +143,7 @@ static int run_convert(const struct args *args)
     return status;
 }
 
-const struct command cmd_img_convert = {
+const struct command command_img_convert = {
     .name = "img convert",
     .summary = "copy an image and what lies below it into a new image",
     .text = "Reads SOURCE with its backing files and writes what a guest would see into TARGET. "

@@ -125,7 +125,7 @@ static int run_create(const struct args *args)
     "lazy_refcounts (on, off), compression_type (zlib, zstd), backing_file, backing_fmt, size. "   \
     "For raw: preallocation (off, falloc, full), size."
 
-const struct command cmd_img_create = {
+const struct command command_img_create = {
     .name = "img create",
     .summary = "make a new image",
     .text = "Makes an empty image of SIZE bytes (suffixes k, M, G, T). With -b it is an overlay: "

@@ -274,7 +274,7 @@ static int run_info(const struct args *args)
     return status;
 }
 
-const struct command cmd_img_info = {
+const struct command command_img_info = {
     .name = "img info",
     .summary = "describe an image file",
     .text = "Prints format, size, backing file and features of an image, from its header alone. "

@@ -110,7 +110,7 @@ static int run_map(const struct args *args)
     return reactor_run(map_main, &out);
 }
 
-const struct command cmd_img_map = {
+const struct command command_img_map = {
     .name = "img map",
     .summary = "show where the data of an image and its backing files lies",
     .text = "Prints the extents of the guest's disk: which layer decides (depth 0 is the image), "

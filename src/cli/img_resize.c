@@ -65,7 +65,7 @@ static int run_resize(const struct args *args)
     return reactor_run(resize_main, (void *)(uintptr_t)args);
 }
 
-const struct command cmd_img_resize = {
+const struct command command_img_resize = {
     .name = "img resize",
     .summary = "grow or shrink the disk of an image",
     .text = "Sets the size of the guest's disk to SIZE, or changes it by +SIZE. New space reads as "

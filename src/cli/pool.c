@@ -57,7 +57,7 @@ static int run_pool_list(const struct args *args)
     return volcmd_run(args, "pool list", pool_list);
 }
 
-const struct command cmd_pool_list = {
+const struct command command_pool_list = {
     .name = "pool list",
     .summary = "list the pools of the configuration",
     .text = "Prints every section of storage.cfg with its state. The exit status is 1 when a "
@@ -164,7 +164,7 @@ static int run_pool_status(const struct args *args)
     return volcmd_run(args, "pool status", pool_status);
 }
 
-const struct command cmd_pool_status = {
+const struct command command_pool_status = {
     .name = "pool status",
     .summary = "show how full pools are and what is in them",
     .text = "USED is what the volumes occupy, PROMISED the sum of their disks' sizes: what they "
@@ -217,7 +217,7 @@ static int run_pool_check(const struct args *args)
     return volcmd_run(args, "pool check", pool_check);
 }
 
-const struct command cmd_pool_check = {
+const struct command command_pool_check = {
     .name = "pool check",
     .summary = "find, and repair, what crashes have left in a pool",
     .text = "Looks for operations that were cut off, volumes without a current element, broken "

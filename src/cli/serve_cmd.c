@@ -166,7 +166,7 @@ static int run_serve(const struct args *args)
     return status;
 }
 
-const struct command cmd_serve = {
+const struct command command_serve = {
     .name = "serve",
     .summary = "give a disk to guests over NBD",
     .text =

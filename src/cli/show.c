@@ -164,7 +164,7 @@ static int run_list(const struct args *args)
     return volcmd_run(args, "list", list);
 }
 
-const struct command cmd_list = {
+const struct command command_list = {
     .name = "list",
     .summary = "list volumes, snapshots, bases and stray files",
     .text = "Lists one pool, or all. Only headers are read.",
@@ -246,7 +246,7 @@ static int run_info(const struct args *args)
     return volcmd_run(args, "info", info);
 }
 
-const struct command cmd_info = {
+const struct command command_info = {
     .name = "info",
     .summary = "describe a volume or a snapshot",
     .operands = (const struct operand[]){{"POOL:VOLUME[@SNAPSHOT]", COMPLETE_SNAPSHOT}, {0}},
@@ -292,7 +292,7 @@ static int run_tree(const struct args *args)
     return volcmd_run(args, "tree", tree);
 }
 
-const struct command cmd_tree = {
+const struct command command_tree = {
     .name = "tree",
     .summary = "show the snapshots of a volume as a tree",
     .text = "Each line is indented under the snapshot it is based on. After a rollback the later "

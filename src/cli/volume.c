@@ -60,7 +60,7 @@ static int run_create(const struct args *args)
 #define OPT_CREATE                                                                                 \
     {'o', "options", "K=V,...", "cluster_size, extended_l2, preallocation (off, metadata, falloc, full)"}
 
-const struct command cmd_create = {
+const struct command command_create = {
     .name = "create",
     .summary = "make a new, empty volume",
     .text = "SIZE takes the suffixes k, M, G and T. The format is qcow2 unless --format or the "
@@ -99,7 +99,7 @@ static int run_import(const struct args *args)
     return volcmd_run(args, "import", import);
 }
 
-const struct command cmd_import = {
+const struct command command_import = {
     .name = "import",
     .summary = "make a volume from an image file or from standard input",
     .text = "FILE is a qcow2 or raw image; - reads raw data from standard input. An image that "
@@ -145,7 +145,7 @@ static int run_snapshot(const struct args *args)
     return volcmd_run(args, "snapshot", snapshot);
 }
 
-const struct command cmd_snapshot = {
+const struct command command_snapshot = {
     .name = "snapshot",
     .summary = "take a snapshot of one or several volumes",
     .text = "Puts a new overlay on top of the volume; what it held until now is the snapshot. "
@@ -179,7 +179,7 @@ static int run_rollback(const struct args *args)
     return volcmd_run(args, "rollback", rollback);
 }
 
-const struct command cmd_rollback = {
+const struct command command_rollback = {
     .name = "rollback",
     .summary = "make a volume what it was at a snapshot",
     .text = "Any snapshot of the volume will do, not only the newest. What was written since the "
@@ -214,7 +214,7 @@ static int run_destroy(const struct args *args)
     return volcmd_run(args, "destroy", destroy);
 }
 
-const struct command cmd_destroy = {
+const struct command command_destroy = {
     .name = "destroy",
     .summary = "delete a snapshot, or a volume with its snapshots",
     .text = "A snapshot is merged with the one element based on it, in the direction that copies "
@@ -254,7 +254,7 @@ static int run_resize(const struct args *args)
     return volcmd_run(args, "resize", resize);
 }
 
-const struct command cmd_resize = {
+const struct command command_resize = {
     .name = "resize",
     .summary = "grow a volume",
     .text = "SIZE is the new size, +SIZE what is added. Volumes are not made smaller. Snapshots "
