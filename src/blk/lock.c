@@ -25,8 +25,9 @@
 
 #define LOCK_HELD_BASE     100
 #define LOCK_UNSHARED_BASE 200
-/* A visitor of a moment (`img info`, somebody who is refused) is waited for. */
-#define LOCK_TRIES    4u
+/* A visitor of a moment (`img info`, somebody who is refused) is waited for, and so is the kernel
+ * ending the I/O of a killed server, which holds its locks that long. */
+#define LOCK_TRIES    20u
 #define LOCK_RETRY_US 10000u
 
 enum lock_perm {
