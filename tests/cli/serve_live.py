@@ -1,5 +1,5 @@
 """Snapshots, merges and a rollback while a client writes and checks what it reads."""
-import os, sys, time
+import os, resource, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import *
 from qmpclient import QmpError
@@ -239,9 +239,55 @@ def rollback():
             raise Failed('the snapshot was written')
 
 
+def job_fails():
+    """the base cannot grow: the job ends with an error, the disk reads as before, and the next job goes well"""
+    base = image('fbase')
+    top = image('ftop', base)
+    run('qemu-io', '-f', 'qcow2', '-c', 'write -P 9 0 24M', top)
+    with Serve(top, D, max_file=(26 << 20)) as s:
+        names = [n['node-name'] for n in s.qmp.execute('query-named-block-nodes', flat=True)]
+        ov = image('fov', top)
+        snapshot(s, ov, 'ov')
+        with Nbd(s.nbd) as n:
+            n.write(24 << 20, b'x' * 65536)
+            s.qmp.execute('block-commit', {'job-id': 'good', 'device': 'ov', 'top-node': names[0], 'base-node': names[1],
+                                           'speed': 1 << 20})
+            s.qmp.execute('job-cancel', id='good')
+            if not s.qmp.wait_event('JOB_STATUS_CHANGE', 30, id='good', status='null'):
+                raise Failed('cancelled job does not end')
+            before = n.read_all()
+            resource.prlimit(s.p.pid, resource.RLIMIT_FSIZE, (4 << 20, 26 << 20))
+            s.qmp.execute('block-commit', {'job-id': 'bad', 'device': 'ov', 'top-node': names[0], 'base-node': names[1],
+                                           'auto-dismiss': False})
+            e = s.qmp.wait_event('BLOCK_JOB_ERROR', 30, device='bad')
+            if not e or e['data'] != {'device': 'bad', 'operation': 'write', 'action': 'report'}:
+                raise Failed('error event: %r' % e)
+            e = s.qmp.wait_event('BLOCK_JOB_COMPLETED', 30, device='bad')
+            if not e or 'File too large' not in e['data'].get('error', ''):
+                raise Failed('completed event: %r' % e)
+            j, = s.qmp.execute('query-jobs')
+            if j['status'] != 'concluded' or 'File too large' not in j['error']:
+                raise Failed('failed job: %r' % j)
+            s.qmp.execute('job-dismiss', id='bad')
+            if n.read_all() != before:
+                raise Failed('a failed job changed the disk')
+            resource.prlimit(s.p.pid, resource.RLIMIT_FSIZE, (26 << 20, 26 << 20))
+            s.qmp.execute('block-commit', {'job-id': 'again', 'device': 'ov', 'top-node': names[0], 'base-node': names[1]})
+            e = s.qmp.wait_event('BLOCK_JOB_COMPLETED', 30, device='again')
+            if not e or 'error' in e['data'] or n.read_all() != before:
+                raise Failed('the job after a failed one: %r' % e)
+        s.stop()
+        if s.errors().count("job 'bad' failed") != 1:
+            raise Failed('the failed job is not logged once: ' + s.errors())
+    for f in (base, top, ov):
+        check(f)
+    same(ov, before, 'disk after a failed and a good commit')
+
+
 for seed in range(6 if LONG else 2):
     chain_under_load(seed)
 rate_pause_cancel_quit()
 snapshot_exports()
 rollback()
+job_fails()
 done('live changes')

@@ -1,5 +1,5 @@
 """Serves one image with serve_prog, the test program around serve_run()."""
-import os, signal, socket, subprocess, sys, tempfile, time
+import os, resource, signal, socket, subprocess, sys, tempfile, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import Failed
 from qmpclient import Qmp
@@ -10,7 +10,7 @@ PROG = os.environ.get('SERVE_PROG', 'serve_prog')
 class Serve:
     """with Serve(image, folder) as s: s.qmp.execute(...). s.nbd is the NBD socket's path."""
 
-    def __init__(self, image, folder, *options, export=True, qmp=True, env=None):
+    def __init__(self, image, folder, *options, export=True, qmp=True, env=None, max_file=None):
         self.nbd, self.qmp_path = folder + '/nbd', folder + '/qmp'
         argv = [PROG, image, *options]
         if export:
@@ -19,7 +19,10 @@ class Serve:
             argv += ['--qmp', self.qmp_path]
         self.log = tempfile.TemporaryFile()
         self.out = tempfile.TemporaryFile()
-        self.p = subprocess.Popen(argv, stdout=self.out, stderr=self.log, env=dict(os.environ, **(env or {})))
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_file, max_file))) if max_file else None
+        # python ignores SIGXFSZ; passed on, a write past the limit is an error and no signal
+        self.p = subprocess.Popen(argv, stdout=self.out, stderr=self.log, env=dict(os.environ, **(env or {})),
+                                  preexec_fn=limit, restore_signals=not max_file)
         self.qmp = None
         if qmp:
             self.wait_socket(self.qmp_path)

@@ -63,6 +63,9 @@ class Nbd:
     def read(self, off, length):
         return self.request(READ, off, length)
 
+    def read_all(self):
+        return b''.join(self.read(off, min(1 << 20, self.size - off)) for off in range(0, self.size, 1 << 20))
+
     def write(self, off, data):
         self.request(WRITE, off, len(data), data)
 
@@ -86,8 +89,8 @@ class Nbd:
 class Load:
     """Random writes and verified reads in a thread, against an array of what must be there."""
 
-    def __init__(self, path, size, seed, export=''):
-        self.nbd, self.rng = Nbd(path, export), random.Random(seed)
+    def __init__(self, path, size, seed, export='', pause=0):
+        self.nbd, self.rng, self.pause = Nbd(path, export), random.Random(seed), pause
         self.model, self.ops, self.error = bytearray(size), 0, None
         for off in range(0, size, 1 << 20):
             self.model[off:off + (1 << 20)] = self.nbd.read(off, min(1 << 20, size - off))
@@ -116,6 +119,8 @@ class Load:
             while not self.enough.is_set():
                 self.step()
                 self.ops += 1
+                if self.pause:
+                    self.enough.wait(self.pause)
         except Exception as e:
             self.error = e
 
