@@ -19,8 +19,8 @@ struct layer;
 
 /* ---- layers ---- */
 struct layer_opts {
-    const char
-        *format; /* "qcow2", "raw"; NULL: probe (raw if no magic, or the name ends in .raw) */
+    /* "qcow2", "raw"; NULL: probe (raw if no magic, or the name ends in .raw) */
+    const char *format;
     bool writable;
     bool buffered; /* not O_DIRECT */
     bool no_lock;  /* take no image lock (info of a running disk) */

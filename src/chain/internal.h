@@ -32,6 +32,7 @@ struct layer {
     unsigned index;           /* 0 = top */
     unsigned slot;            /* in the flattened map */
     struct image_below below; /* what a write to this layer reads to fill a (sub)cluster */
+    struct image_below below_unsure; /* the same, never telling that something is zero already */
 };
 
 struct chain {

@@ -201,4 +201,5 @@ static uint64_t below_is_zero(void *ctx, uint64_t guest_off, uint64_t len, bool 
 void layer_init_below(struct layer *layer)
 {
     layer->below = (struct image_below){below_read, below_is_zero, layer};
+    layer->below_unsure = (struct image_below){below_read, NULL, layer};
 }

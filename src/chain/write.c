@@ -170,5 +170,10 @@ int chain_merge_write(struct chain *chain, struct layer *layer, uint64_t off, ui
 int chain_merge_zero(struct chain *chain, struct layer *layer, uint64_t off, uint64_t len,
                      unsigned flags)
 {
-    return layer_zero(chain, layer, off, len, flags);
+    if (!layer->image || !layer->lower)
+        return layer_zero(chain, layer, off, len, flags);
+    /* What lies below may be zero by a layer that the job takes out: the zeroes must be here. */
+    int rc = image_zero(layer->image, off, len, flags, &layer->below_unsure);
+    fmap_forget(&chain->fmap, off, len);
+    return rc;
 }
