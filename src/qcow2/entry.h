@@ -10,11 +10,11 @@
 #include "base/bits.h"
 #include "qcow2/header.h"
 
-#define L2_OFFSET_MASK 0x00fffffffffffe00ull
-#define L1_OFFSET_MASK 0x00fffffffffffe00ull
-#define ENTRY_COPIED (1ull << 63)     /* refcount is exactly one: may be written in place */
+#define L2_OFFSET_MASK   0x00fffffffffffe00ull
+#define L1_OFFSET_MASK   0x00fffffffffffe00ull
+#define ENTRY_COPIED     (1ull << 63) /* refcount is exactly one: may be written in place */
 #define ENTRY_COMPRESSED (1ull << 62)
-#define L2_ZERO_FLAG 1ull             /* standard entries, v3: reads as zeroes */
+#define L2_ZERO_FLAG     1ull /* standard entries, v3: reads as zeroes */
 
 /* One cluster's mapping in host order: what is cached is this meaning. `bits` is the extended
  * entry's bitmap: low word = allocated subclusters, high word = subclusters that read as zero. */

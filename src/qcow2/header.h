@@ -11,23 +11,23 @@
 #include "base/err.h"
 #include "blk/blk.h"
 
-#define QCOW2_CLUSTER_BITS_MIN 9u
-#define QCOW2_CLUSTER_BITS_MAX 21u
-#define QCOW2_BACKING_NAME_MAX 1023u
-#define QCOW2_L1_BYTES_MAX (32u << 20)       /* as QEMU: an L1 table is at most 32 MiB */
+#define QCOW2_CLUSTER_BITS_MIN   9u
+#define QCOW2_CLUSTER_BITS_MAX   21u
+#define QCOW2_BACKING_NAME_MAX   1023u
+#define QCOW2_L1_BYTES_MAX       (32u << 20) /* as QEMU: an L1 table is at most 32 MiB */
 #define QCOW2_REFTABLE_BYTES_MAX (8u << 20)  /* as QEMU */
-#define QCOW2_SNAPSHOTS_MAX 65536u
+#define QCOW2_SNAPSHOTS_MAX      65536u
 
 /* incompatible_features */
-#define QCOW2_INCOMPAT_DIRTY (1ull << 0)
-#define QCOW2_INCOMPAT_CORRUPT (1ull << 1)
-#define QCOW2_INCOMPAT_DATA_FILE (1ull << 2)
+#define QCOW2_INCOMPAT_DIRTY       (1ull << 0)
+#define QCOW2_INCOMPAT_CORRUPT     (1ull << 1)
+#define QCOW2_INCOMPAT_DATA_FILE   (1ull << 2)
 #define QCOW2_INCOMPAT_COMPRESSION (1ull << 3)
 #define QCOW2_INCOMPAT_EXTENDED_L2 (1ull << 4)
 /* compatible_features */
 #define QCOW2_COMPAT_LAZY_REFCOUNTS (1ull << 0)
 /* autoclear_features */
-#define QCOW2_AUTOCLEAR_BITMAPS (1ull << 0)
+#define QCOW2_AUTOCLEAR_BITMAPS  (1ull << 0)
 #define QCOW2_AUTOCLEAR_RAW_DATA (1ull << 1)
 
 enum qcow2_compression { QCOW2_ZLIB = 0, QCOW2_ZSTD = 1 };
@@ -63,18 +63,18 @@ struct qcow2_header {
 
     /* derived */
     bool extended_l2;
-    unsigned l2_entry_size;        /* 8 or 16 bytes */
-    unsigned l2_bits;              /* log2 of entries in an L2 table (one cluster) */
-    unsigned subclusters;          /* in a cluster: 1 or 32 */
-    unsigned subcluster_bits;      /* log2 of its bytes */
-    unsigned refcount_block_bits;  /* log2 of refcounts in a block (one cluster) */
-    uint64_t l1_needed;            /* entries that virtual_len needs */
+    unsigned l2_entry_size;       /* 8 or 16 bytes */
+    unsigned l2_bits;             /* log2 of entries in an L2 table (one cluster) */
+    unsigned subclusters;         /* in a cluster: 1 or 32 */
+    unsigned subcluster_bits;     /* log2 of its bytes */
+    unsigned refcount_block_bits; /* log2 of refcounts in a block (one cluster) */
+    uint64_t l1_needed;           /* entries that virtual_len needs */
 };
 
 /* Reads and checks the header. Refuses (-EINVAL bad values, -ENOTSUP unknown incompatible
  * features with their names from the feature table, -EUCLEAN contradictions). Every size and
- * offset is bounded against sane limits and, where the spec asks, against alignment and the file's length.
- * *ret is filled on success; release with qcow2_header_fini. */
+ * offset is bounded against sane limits and, where the spec asks, against alignment and the file's
+ * length. *ret is filled on success; release with qcow2_header_fini. */
 SUSPENDS int qcow2_header_read(struct blk *blk, struct qcow2_header *ret, struct err *err);
 /* Encodes and writes the header (extensions kept, names of the incompatible features for v3). A
  * power cut leaves the old header or the new one where their first 512 bytes hold all but the
