@@ -63,6 +63,15 @@ static pthread_mutex_t slabs_lock = PTHREAD_MUTEX_INITIALIZER;
 extern struct list co_slabs;
 struct list co_slabs = LIST_INIT(co_slabs); /* under slabs_lock */
 
+bool on_valgrind(void)
+{
+#ifdef HAVE_VALGRIND
+    return RUNNING_ON_VALGRIND > 0;
+#else
+    return false;
+#endif
+}
+
 struct co *co_self(void)
 {
     return current;

@@ -136,6 +136,7 @@ struct io_req {
     struct reactor *reactor;
     ssize_t res;
     bool done;
+    bool cancelled;
     /* the backend's own */
     struct list link;
     struct work work;
@@ -178,6 +179,8 @@ struct reactor {
     atomic_uint posters; /* threads inside mail_post() */
 };
 
+/* ---- co.c ---- */
+bool on_valgrind(void);
 /* ---- reactor.c ---- */
 int reactor_run_sim(struct sim *sim, int (*fn)(void *arg), void *arg);
 void mail_post(struct reactor *r, struct mail *m); /* any thread; r must be alive */

@@ -13,13 +13,17 @@ SUSPENDS static ssize_t io_wait(struct io_req *req)
     req->co = co;
     req->reactor = co->home;
     co->io = req;
-    co->home->backend->submit(co->home, req);
-    if (req->done)
-        reactor_yield(); /* a backend that never makes us wait must not starve the others */
-    while (!req->done)
-        reactor_sleep();
+    do {
+        req->done = false;
+        co->home->backend->submit(co->home, req);
+        if (req->done)
+            reactor_yield(); /* a backend that never makes us wait must not starve the others */
+        while (!req->done)
+            reactor_sleep();
+    } while (req->res == -EINTR && !req->cancelled);
     co->io = NULL;
-    return req->res;
+    /* The kernel interrupts a request that it is just working on when it is cancelled. */
+    return req->res == -EINTR ? -ECANCELED : req->res;
 }
 
 /* Descriptors in non-blocking mode answer -EAGAIN where others wait. */
@@ -31,7 +35,6 @@ SUSPENDS static ssize_t io_wait_ready(struct io_req *req, short events)
         rc = io_poll(req->fd, events);
         if (rc < 0)
             break;
-        req->done = false;
         rc = io_wait(req);
     }
     return rc;
@@ -117,8 +120,10 @@ int io_poll(int fd, short events)
 
 void io_cancel(struct co *co)
 {
-    if (co->io && !co->io->done)
-        co->home->backend->cancel(co->home, co->io);
+    if (!co->io || co->io->done)
+        return;
+    co->io->cancelled = true;
+    co->home->backend->cancel(co->home, co->io);
 }
 
 void io_point(void)

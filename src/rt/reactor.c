@@ -51,13 +51,6 @@ static inline void make_runnable(struct reactor *r, struct co *co)
     co_queue_push(&r->run, co);
 }
 
-/* Frees an ended coroutine unless somebody still holds its address. */
-static void reap(struct co *co)
-{
-    if (!co->queued && !atomic_load_explicit(&co->posted, memory_order_acquire))
-        co_free(co);
-}
-
 static void wake_by_mail(struct mail *m)
 {
     struct co *co = container_of(m, struct co, mail);
@@ -65,7 +58,8 @@ static void wake_by_mail(struct mail *m)
     atomic_exchange(&co->posted, false);
     if (co->ended) {
         self->zombies--;
-        reap(co);
+        if (!co->queued)
+            co_free(co);
     } else {
         make_runnable(self, co);
     }
@@ -180,10 +174,14 @@ void reactor_hook_remove(struct reactor_hook *hook)
 
 /* ---- the loop ---- */
 
+/* Runs it until it suspends. One that has ended is freed by the last who holds its address: this
+ * loop, or the letter that is under way. */
 static void run_one(struct reactor *r, struct co *co)
 {
+    bool was_ended = co->ended;
+
     co->queued = false;
-    if (!co->ended) {
+    if (!was_ended) {
         co_enter(co);
         if (r->sim)
             while (sim_run_plain(r->sim))
@@ -191,10 +189,12 @@ static void run_one(struct reactor *r, struct co *co)
         if (!co->ended)
             return;
         r->live--;
-        if (atomic_load_explicit(&co->posted, memory_order_acquire))
-            r->zombies++;
     }
-    reap(co);
+    bool posted = atomic_load_explicit(&co->posted, memory_order_acquire);
+    if (posted && !was_ended)
+        r->zombies++;
+    if (!posted && !co->queued)
+        co_free(co);
 }
 
 static void run_queued(struct reactor *r)
@@ -273,13 +273,14 @@ static void reactor_end(struct reactor *r)
     buf_pool_trim();
 }
 
-/* The kernel, a seccomp filter or the build may lack io_uring: that is seen by trying. */
+/* The kernel, a seccomp filter or the build may lack io_uring: that is seen by trying. Valgrind
+ * lets no other thread run while one is in io_uring_enter(). */
 static int init_real_backend(struct reactor *r)
 {
 #ifdef HAVE_LIBURING
     const char *want = getenv("VARVE_IO");
 
-    if (!want || strcmp(want, "threads") != 0) {
+    if (want ? strcmp(want, "threads") != 0 : !on_valgrind()) {
         r->backend = &uring_backend;
         if (r->backend->init(r) == 0)
             return 0;

@@ -1,4 +1,5 @@
-/* What the test of tools/gdb/co.py looks at: coroutines in known places when co_gdb_stop() is met. */
+/* What the test of tools/gdb/co.py looks at: coroutines in known places when co_gdb_stop() is met.
+ */
 #include <sys/socket.h>
 #include <unistd.h>
 #include "rt/reactor.h"

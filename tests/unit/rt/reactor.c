@@ -1,11 +1,17 @@
 /* The reactor on its real backends: turns, wakes, hooks, I/O, cancellation. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "base/own.h"
 #include "rt/reactor.h"
@@ -398,6 +404,81 @@ CO_TEST(reactor_connects_by_tcp)
     close(fd);
     close(idle);
     close(server);
+}
+
+/* A filter that refuses io_uring_setup(), as container run times install it. */
+static int refuse_io_uring(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog prog = {.len = 4, .filter = code};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+        return -errno;
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) < 0 ? -errno : 0;
+}
+
+static int is_on_threads(void *arg)
+{
+    return strcmp(reactor_backend(), "threads") == 0;
+}
+
+TEST(reactor_uses_threads_where_io_uring_is_refused)
+{
+    pid_t pid = fork();
+    int status;
+
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        unsetenv("VARVE_IO");
+        if (refuse_io_uring() < 0)
+            _exit(77);
+        _exit(reactor_run(is_on_threads, NULL));
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        printf("no seccomp here: not tested\n");
+    else
+        CHECK_EQ(WEXITSTATUS(status), 1);
+}
+
+static int backend_is_right(void *arg)
+{
+    const char *want = getenv("VARVE_IO");
+
+    return !want || strcmp(want, "threads") != 0 || is_on_threads(NULL);
+}
+
+TEST(reactor_obeys_the_environment)
+{
+    CHECK_EQ(reactor_run(backend_is_right, NULL), 1);
+}
+
+static int wake_self_and_end(void *arg)
+{
+    reactor_wake(co_self());
+    reactor_wake(co_self());
+    return 0;
+}
+
+/* What ends while it is on the run queue is not run again. */
+CO_TEST(reactor_forgets_wakes_of_what_ended)
+{
+    struct co_group g;
+
+    co_group_init(&g);
+    for (unsigned i = 0; i < 200; i++) {
+        CHECK_EQ(co_group_spawn(&g, wake_self_and_end, NULL), 0);
+        if (i % 3 == 0)
+            reactor_yield();
+    }
+    CHECK_EQ(co_group_wait(&g), 0);
+    reactor_wake(co_self());
 }
 
 CO_TEST(reactor_sends_no_sigpipe)
