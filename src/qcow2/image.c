@@ -215,6 +215,7 @@ SUSPENDS static int make_writable(struct image *img, struct err *err)
     if (img->hdr.reftable_off == 0 || (img->hdr.l1_off == 0 && img->hdr.l1_entries))
         return err_set(err, -EUCLEAN, "a table lies on the header: repair the image first");
     cache_drop_all(img);
+    meta_clear(img); /* of an earlier time as writable: its tables would seem to overlap */
     free(TAKE_PTR(img->l1));
     free(TAKE_PTR(img->reftable));
     img->reftable_entries = ((uint64_t)img->hdr.reftable_clusters << img->hdr.cluster_bits) / 8;
