@@ -187,6 +187,8 @@ SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err
         rc = chain_from_layers(&node->layer, 1, s->opts->cache_bytes, &node->chain, err);
         if (rc == 0)
             node->layer = NULL;
+        if (rc == 0) /* a client may have come meanwhile */
+            rc = check_rollback(s, name, node, arg_bool(args, "force", false), err);
     }
     if (rc < 0)
         return rc;
