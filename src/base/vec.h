@@ -35,7 +35,8 @@
                 ((v)->len - (size_t)(i)-1) * sizeof(*(v)->data));                                  \
         (v)->len--;                                                                                \
     } while (0)
-#define vec_for_each(it, v) for (__typeof__((v)->data) it = (v)->data; it < (v)->data + (v)->len; it++)
+#define vec_for_each(it, v)                                                                        \
+    for (__typeof__(*(v)->data) *it = (v)->data; it < (v)->data + (v)->len; it++)
 
 static inline int vec_grow_(void **data, size_t *cap, size_t need, size_t elem)
 {

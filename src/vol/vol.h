@@ -29,6 +29,7 @@ struct pool {
     bool images, rootdir; /* content allows volumes */
     bool snapext;    /* snapext / snapshot-as-volume-chain */
     char *content;
+    char *mountpoint; /* must be a mount point before anything is done; NULL: no such demand */
     /* own keys; 0/NULL = default */
     uint64_t cluster_size, snapshot_cluster_size, cache_size, bwlimit;
     int extended_l2; /* -1 unset, 0, 1 */
@@ -74,6 +75,7 @@ struct vol_elem { /* one file of a volume: the current one or a snapshot */
     char *parent_snap; /* its snapshot name if it belongs to the same volume, else NULL */
     uint64_t virtual_len, file_len, allocated; /* bytes; allocated = disk usage */
     int64_t created;   /* seconds since 1970 (mtime of the element's creation as far as known) */
+    bool deleting;     /* its deletion was begun and is not finished: no longer usable as a snapshot */
     bool current_line; /* on the path from current to the root */
     unsigned depth;    /* in the tree, root = 0 */
 };
@@ -82,6 +84,8 @@ struct vol_info {
     char *pool, *vmid, *name, *format, *path;
     char *kind;    /* "vol", "base" */
     uint64_t virtual_len, allocated;
+    char *broken;     /* why operations on it are refused until `pool check --repair`; NULL: sound. Without a
+                         current element path says where it should be */
     bool served;      /* a varve serve has it */
     char *qmp_path;   /* where it would be or is controlled */
     struct vol_elem *elems; /* parents before children; current last */
@@ -137,6 +141,9 @@ SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, 
                         bool relative, struct err *err);
 /* Finishes or undoes own intents of the pool; every operation and `serve` calls it first. */
 SUSPENDS int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *err);
+/* The same for what `name` needs before it is opened: another volume's trouble is told through ctx->say only. Long
+ * merges are left; the chain reads right as it is. */
+SUSPENDS int vol_recover_volume(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err);
 /* Reports debris and broken chains, one line a finding through ctx->say; repairs them if asked. *ret_bad =
  * findings left that need repair; *ret_notes = harmless ones (stray files). */
 SUSPENDS int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repair,

@@ -1,0 +1,24 @@
+/* A volume in the making: shared by create.c and import.c. */
+#ifndef VARVE_VOL_CREATE_H
+#define VARVE_VOL_CREATE_H
+
+#include "chain/chain.h"
+#include "vol/internal.h"
+
+struct new_volume {
+    struct op *op;
+    char vmid[16], stem[256];
+    const char *format;            /* "qcow2" or "raw" */
+    struct image_create_opts image; /* preallocation also for raw */
+    char *dir, *tmp, *path;        /* directory, hidden name, the volume's name */
+};
+/* All that can be refused; touches nothing. Release with new_volume_fini. */
+int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,
+                    struct new_volume *ret, struct err *err);
+void new_volume_fini(struct new_volume *nv);
+int new_volume_begin(struct new_volume *nv, struct err *err); /* directories, intent */
+SUSPENDS int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err);
+int new_volume_publish(struct new_volume *nv, struct err *err); /* and the intent is gone */
+void new_volume_undo(struct new_volume *nv);
+
+#endif

@@ -1,0 +1,488 @@
+/*
+ * Destroying a volume, or one of its snapshots.
+ *
+ * A snapshot nothing stands on is unlinked. With one child of its own volume the two are merged, in
+ * the direction that copies fewer bytes: the child into the snapshot (commit.c), or the snapshot into the
+ * child (stream). Several children, clones among them, are refused; --flatten streams into each.
+ *
+ *   stream                                    a kill after it leaves          recovery
+ *   1 intent                                  nothing done                    undo: the snapshot is whole
+ *   2 copy into each child; each child's      some children stand lower       the same
+ *     header names what the snapshot stood on
+ *   3 unlink the snapshot                     done                            finish
+ *
+ *   volume
+ *   1 intent with all files' names            nothing done                    finish
+ *   2 unlink current, then the snapshots      a part of the files             finish
+ */
+#include <stdio.h>
+#include <string.h>
+#include "base/check.h"
+#include "blk/blk.h"
+#include "job/job.h"
+#include "vol/internal.h"
+
+struct destroy {
+    struct op *op;
+    const struct vol_name *name;
+    struct cvol *vol;
+    struct cfile *snap;
+    struct cfile **kids;
+    unsigned nr_kids;
+    bool commit;
+    uint64_t bytes; /* to copy */
+};
+
+/* ---- a whole volume ---- */
+
+static int refuse_used_volume(struct op *op, const struct cvol *vol, struct err *err)
+{
+    char users[300] = "";
+    size_t used = 0;
+
+    vec_for_each(it, &op->cat->files) {
+        const struct cfile *f = *it;
+
+        if (!f->parent || f->parent->vol != vol || f->vol == vol)
+            continue;
+        _cleanup_(freep) char *id = cfile_id(op->cat, f);
+        if (used < sizeof(users))
+            used += (size_t)snprintf(users + used, sizeof(users) - used, "%s%s", used ? ", " : "", id ? id : "?");
+    }
+    if (!used)
+        return 0;
+    return err_set(err, -EBUSY, "the volume '%s' cannot be destroyed: based on it: %s", vol->stem, users);
+}
+
+SUSPENDS static int refuse_open_file(const char *path, struct err *err)
+{
+    struct blk *blk;
+    int rc = overlay_hold(path, &blk, err);
+
+    if (rc == 0)
+        blk_close(blk);
+    return rc;
+}
+
+SUSPENDS static int check_volume(struct op *op, const struct vol_name *name, struct cvol **ret, struct err *err)
+{
+    _cleanup_(remote_closep) struct remote *remote = NULL;
+    struct cvol *vol;
+    int rc = op_volume(op, name, &vol, err);
+
+    if (rc == 0)
+        rc = refuse_used_volume(op, vol, err);
+    if (rc == 0)
+        rc = remote_open(op->cat, vol, &remote, err);
+    if (rc == 0 && remote)
+        rc = err_set(err, -EBUSY, "the volume '%s' is served: stop its server first", vol->stem);
+    if (rc == 0 && !op->ctx->dry_run)
+        rc = refuse_open_file(vol->current->path, err);
+    vec_for_each(it, &vol->snaps) {
+        if (rc == 0 && !op->ctx->dry_run)
+            rc = refuse_open_file((*it)->path, err);
+    }
+    *ret = vol;
+    return rc;
+}
+
+/* The steps of a recorded destruction: any of the files may have gone already. */
+static int unlink_all(const char *dir, const json_t *files, struct err *err)
+{
+    const json_t *file;
+    int rc = 0;
+    size_t i;
+
+    json_array_foreach(files, i, file)
+    {
+        const char *name = json_string_value(file);
+
+        if (!name || strchr(name, '/'))
+            return err_set(err, -EUCLEAN, "the intent is damaged");
+        _cleanup_(freep) char *path = path_join(dir, name);
+        rc = path ? store_unlink(path, err) : err_set(err, -ENOMEM, "out of memory");
+        crash_point("destroy-unlinked");
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, struct err *err)
+{
+    struct cvol *vol;
+    int rc = check_volume(op, name, &vol, err);
+
+    if (rc < 0)
+        return rc;
+    if (op->ctx->dry_run) {
+        op_say(op->ctx, "would destroy %s and %zu snapshots", vol->stem, vol->snaps.len);
+        return 0;
+    }
+    json_t *files = json_array();
+    json_array_append_new(files, json_string(vol->current->name));
+    vec_for_each(it, &vol->snaps)
+        json_array_append_new(files, json_string((*it)->name));
+    rc = op_intent(op, "destroy-volume",
+                   json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem", vol->stem, "files", files),
+                   err);
+    if (rc == 0)
+        rc = unlink_all(vol->current->dir, files, err);
+    json_decref(files);
+    if (rc == 0)
+        rc = op_done(op, err);
+    if (rc == 0) {
+        op_say(op->ctx, "%s destroyed", vol->stem);
+        if (*vol->vmid)
+            rmdir(vol->current->dir); /* stays if anything else is in it */
+    }
+    return rc;
+}
+
+/* ---- a snapshot: plan ---- */
+
+/* Names what stands on the snapshot, and what it would take to give each its own copy. */
+static int refuse_several(const struct destroy *d, struct err *err)
+{
+    char list[380] = "";
+    size_t used = 0;
+
+    for (unsigned i = 0; i < d->nr_kids && used < sizeof(list); i++) {
+        _cleanup_(freep) char *id = cfile_id(d->op->cat, d->kids[i]);
+
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", id ? id : "?");
+    }
+    return err_set(err, -EBUSY, "%u are based on '%s': %s; --flatten would copy up to %llu MiB into each",
+                   d->nr_kids, d->name->snap, list, (unsigned long long)d->snap->st.st_blocks / 2048);
+}
+
+static int check_kids(const struct destroy *d, struct err *err)
+{
+    for (unsigned i = 0; i < d->nr_kids; i++) {
+        const struct cfile *kid = d->kids[i];
+
+        if (!kid->vol)
+            return err_set(err, -EBUSY, "'%s' is based on the snapshot and belongs to no volume", kid->path);
+        if (kid->vol->broken)
+            return err_set(err, -EUCLEAN, "'%s', based on the snapshot, is broken: %s", kid->vol->stem,
+                           kid->vol->broken);
+        if (kid->vol->base)
+            return err_set(err, -EPERM, "the base image '%s' stands on the snapshot and is never changed",
+                           kid->path);
+    }
+    return 0;
+}
+
+/* Committing needs the snapshot to itself, and its file in the child's place. */
+SUSPENDS static int choose(struct destroy *d, struct err *err)
+{
+    _cleanup_(remote_closep) struct remote *remote = NULL;
+    _cleanup_(freep) char *node = NULL;
+    struct cfile *kid = d->kids[0];
+    struct job_direction dir;
+    bool raw = strcmp(d->snap->format, "raw") == 0, last = d->vol->snaps.len == 1;
+
+    if (d->nr_kids != 1 || kid->vol != d->vol) {
+        d->bytes = (uint64_t)d->snap->st.st_blocks * 512 * d->nr_kids;
+        return 0;
+    }
+    int rc = remote_open(d->op->cat, d->vol, &remote, err);
+    if (rc == 0 && remote)
+        rc = remote_node(remote, kid->path, NULL, &node, err);
+    if (rc == 0)
+        rc = merge_direction(kid, d->snap, node != NULL, &dir, err);
+    if (rc < 0)
+        return rc;
+    /* a raw volume becomes one again with its last snapshot; a running disk's raw snapshot between others
+     * cannot change its name under the server */
+    d->commit = raw ? last || (!node && dir.commit) : dir.commit;
+    d->bytes = d->commit ? dir.commit_bytes : dir.stream_bytes;
+    return 0;
+}
+
+SUSPENDS static int plan(struct destroy *d, bool flatten, struct err *err)
+{
+    int rc = op_volume(d->op, d->name, &d->vol, err);
+
+    if (rc < 0)
+        return rc;
+    if (d->vol->base)
+        return err_set(err, -EPERM, "'%s' is a base image: it is never changed", d->vol->stem);
+    d->snap = cvol_snap(d->vol, d->name->snap);
+    if (!d->snap)
+        return err_set(err, -ENOENT, "%s:%s%s%s has no snapshot '%s'", d->name->pool, d->name->vmid,
+                       *d->name->vmid ? "/" : "", d->name->name, d->name->snap);
+    d->kids = cfile_children(d->op->cat, d->snap, &d->nr_kids);
+    if (!d->kids)
+        return err_set(err, -ENOMEM, "out of memory");
+    rc = check_kids(d, err);
+    if (rc == 0 && d->nr_kids > 1 && !flatten)
+        rc = refuse_several(d, err);
+    for (unsigned i = 0; i < d->nr_kids && rc == 0; i++) {
+        bool locked = d->kids[i]->vol == d->vol;
+
+        for (unsigned j = 0; j < i; j++)
+            locked |= d->kids[j]->vol == d->kids[i]->vol;
+        if (!locked)
+            rc = op_lock_volume(d->op, d->kids[i]->vol->vmid, d->kids[i]->vol->stem, err);
+    }
+    return rc == 0 && d->nr_kids ? choose(d, err) : rc;
+}
+
+/* ---- commit ---- */
+
+static char *final_name(const struct destroy *d)
+{
+    const struct cfile *kid = d->kids[0];
+
+    return kid->snap ? snap_file(kid->snap, d->vol->stem, d->snap->format)
+                     : file_join(d->vol->stem, d->snap->format);
+}
+
+SUSPENDS static int run_commit(struct destroy *d, struct err *err)
+{
+    _cleanup_(freep) char *final = final_name(d);
+    const struct cfile *kid = d->kids[0];
+    struct commit_plan cp = {.ctx = d->op->ctx, .pool = d->op->pool};
+    bool left;
+
+    if (!final)
+        return err_set(err, -ENOMEM, "out of memory");
+    json_t *body = json_pack("{s:[{s:s, s:s}], s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "vols", "vmid",
+                             d->vol->vmid, "stem", d->vol->stem, "vmid", d->vol->vmid, "stem", d->vol->stem,
+                             "how", "commit", "snap", d->snap->snap, "snap_file", d->snap->name, "child_file",
+                             kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final);
+    int rc = op_intent(d->op, "destroy-snapshot", body, err);
+    if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->name, kid->name,
+                                    kid->snap, final) < 0)
+        rc = err_set(err, -ENOMEM, "out of memory");
+    if (rc == 0)
+        rc = remote_open(d->op->cat, d->vol, &cp.remote, err);
+    if (rc == 0 && cp.remote) { /* an element of another branch is not in the server's disk */
+        _cleanup_(freep) char *node = NULL;
+
+        rc = remote_node(cp.remote, kid->path, NULL, &node, err);
+        if (rc == 0 && !node) {
+            remote_close(cp.remote);
+            cp.remote = NULL;
+        }
+    }
+    if (rc == 0)
+        rc = commit_run(&cp, true, &left, err);
+    remote_close(cp.remote);
+    commit_plan_fini(&cp);
+    if (rc < 0)
+        return err_prefix(err, rc, "the snapshot is half merged and no longer usable; destroying it again goes on");
+    return op_done(d->op, err);
+}
+
+/* ---- stream ---- */
+
+SUSPENDS static int stream_served(struct destroy *d, struct remote *r, unsigned i, const char *child_node,
+                                  const char *backing, struct err *err)
+{
+    _cleanup_(freep) char *snap_node = NULL, *base_node = NULL;
+    unsigned nr = 0;
+    char job[40];
+    bool ready;
+
+    snprintf(job, sizeof(job), "flatten-%.16s-%u", d->op->id, i);
+    int rc = remote_node(r, d->snap->path, NULL, &snap_node, err);
+    if (rc == 0 && d->snap->backing_path)
+        rc = remote_node(r, d->snap->backing_path, NULL, &base_node, err);
+    if (rc == 0 && (!snap_node || (d->snap->backing_path && !base_node)))
+        rc = err_set(err, -ENOENT, "the volume's server does not have '%s' open", d->snap->path);
+    if (rc == 0)
+        rc = remote_unexport(r, snap_node, &nr, err);
+    if (rc < 0)
+        return rc;
+    json_t *args = json_pack("{s:s, s:s, s:b}", "job-id", job, "device", child_node, "auto-dismiss", 0);
+    if (args && base_node) {
+        json_object_set_new(args, "base-node", json_string(base_node));
+        json_object_set_new(args, "backing-file", json_string(backing));
+    }
+    if (args && d->op->pool->bwlimit)
+        json_object_set_new(args, "speed", json_integer((json_int_t)d->op->pool->bwlimit));
+    rc = remote_command(r, "block-stream", args, NULL, err);
+    crash_point("stream-job-started");
+    if (rc == 0)
+        rc = remote_job_wait(r, d->op->ctx, job, &ready, err);
+    if (rc < 0 && nr)
+        remote_export_snap(r, NULL, snap_node, d->vol->stem, d->name->snap);
+    return rc;
+}
+
+SUSPENDS static int stream_into(struct destroy *d, unsigned i, struct err *err)
+{
+    const struct cfile *kid = d->kids[i];
+    _cleanup_(remote_closep) struct remote *remote = NULL;
+    _cleanup_(freep) char *backing = NULL, *node = NULL;
+
+    if (d->snap->backing_path) {
+        backing = path_relative(kid->dir, d->snap->backing_path);
+        if (!backing)
+            return err_set(err, -ENOMEM, "out of memory");
+    }
+    int rc = remote_open(d->op->cat, kid->vol, &remote, err);
+    if (rc == 0 && remote)
+        rc = remote_node(remote, kid->path, NULL, &node, err);
+    if (rc < 0)
+        return rc;
+    crash_point("stream-begin");
+    rc = node ? stream_served(d, remote, i, node, backing, err)
+              : merge_stream(d->op->ctx, d->op->pool, kid->path, backing, err);
+    crash_point("stream-merged");
+    return rc;
+}
+
+/* Without children this is the whole work: one unlink. */
+SUSPENDS static int run_stream(struct destroy *d, struct err *err)
+{
+    json_t *vols = json_pack("[{s:s, s:s}]", "vmid", d->vol->vmid, "stem", d->vol->stem);
+
+    for (unsigned i = 0; i < d->nr_kids; i++)
+        if (d->kids[i]->vol != d->vol)
+            json_array_append_new(vols, json_pack("{s:s, s:s}", "vmid", d->kids[i]->vol->vmid, "stem",
+                                                  d->kids[i]->vol->stem));
+    int rc = op_intent(d->op, "destroy-snapshot",
+                       json_pack("{s:o, s:s, s:s, s:s, s:s, s:s}", "vols", vols, "vmid", d->vol->vmid, "stem",
+                                 d->vol->stem, "how", "stream", "snap", d->snap->snap, "snap_file",
+                                 d->snap->name),
+                       err);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < d->nr_kids && rc == 0; i++)
+        rc = stream_into(d, i, err);
+    if (rc == 0)
+        rc = refuse_open_file(d->snap->path, err);
+    if (rc == 0)
+        rc = store_unlink(d->snap->path, err);
+    crash_point("stream-unlinked");
+    if (rc < 0) { /* the snapshot is whole; children that are done just stand lower */
+        op_done(d->op, NULL);
+        return rc;
+    }
+    return op_done(d->op, err);
+}
+
+SUSPENDS static int destroy_snapshot(struct op *op, const struct vol_name *name, bool flatten,
+                                     struct err *err)
+{
+    struct destroy d = {.op = op, .name = name};
+    int rc = plan(&d, flatten, err);
+
+    if (rc == 0)
+        op_say(op->ctx, "%s snapshot %s@%s: %s %llu MiB", op->ctx->dry_run ? "would delete" : "deleting",
+               d.vol->stem, name->snap,
+               !d.nr_kids ? "nothing is based on it, copies" : d.commit ? "commit copies" : "stream copies",
+               (unsigned long long)(d.bytes >> 20));
+    if (rc == 0 && !op->ctx->dry_run)
+        rc = d.commit ? run_commit(&d, err) : run_stream(&d, err);
+    if (rc == 0 && !op->ctx->dry_run)
+        op_say(op->ctx, "snapshot %s@%s deleted", d.vol->stem, name->snap);
+    free(d.kids);
+    return rc;
+}
+
+/* A deletion that was cut off is finished by op_begin: then there is nothing left to do. */
+static bool being_deleted(const struct vol_ctx *ctx, const struct vol_name *name)
+{
+    _cleanup_(catalog_freep) struct catalog *cat = NULL;
+    const struct pool *pool;
+    struct cvol *vol;
+
+    if (!*name->snap || config_pool(ctx->cfg, name->pool, &pool, NULL) < 0 ||
+        catalog_scan(pool, &cat, NULL) < 0 || catalog_find(cat, name, &vol, NULL) < 0)
+        return false;
+    const struct cfile *snap = cvol_snap(vol, name->snap);
+    return snap && snap->deleting;
+}
+
+int vol_destroy(const struct vol_ctx *ctx, const struct vol_name *name, bool flatten,
+                struct err *err)
+{
+    bool was_begun = being_deleted(ctx, name);
+    struct cvol *vol;
+    struct op op;
+    int rc = op_begin(ctx, name->pool, name, 1, &op, err);
+
+    if (rc < 0)
+        return rc;
+    bool done = was_begun && catalog_find(op.cat, name, &vol, NULL) == 0 && !cvol_snap(vol, name->snap);
+    if (done)
+        op_say(ctx, "snapshot %s@%s deleted", name->name, name->snap);
+    else
+        rc = *name->snap ? destroy_snapshot(&op, name, flatten, err) : destroy_volume(&op, name, err);
+    op_end(&op);
+    return rc;
+}
+
+/* ---- recovery ---- */
+
+SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *dir,
+                                   const struct intent *in, bool long_too, bool *ret_left, struct err *err)
+{
+    const char *stem = intent_name(in->json, "stem"), *snap = intent_name(in->json, "snap_file");
+    const char *child = intent_name(in->json, "child_file"), *final = intent_name(in->json, "final_file");
+    struct commit_plan cp = {.ctx = ctx, .pool = pool};
+    struct vol_name name = {0};
+
+    if (!stem || !snap || !child || !final)
+        return err_set(err, -EUCLEAN, "the intent is damaged");
+    snprintf(name.pool, sizeof(name.pool), "%s", pool->id);
+    snprintf(name.vmid, sizeof(name.vmid), "%s", intent_str(in->json, "vmid"));
+    snprintf(name.name, sizeof(name.name), "%.255s", stem);
+    _cleanup_(freep) char *qmp = vol_qmp_path(&name);
+    int rc = qmp ? commit_plan_fill(&cp, dir, in->id, stem, snap, child, intent_str(in->json, "child_snap"),
+                                    final)
+                 : -ENOMEM;
+    if (rc < 0)
+        err_set(err, rc, "out of memory");
+    if (rc == 0)
+        rc = remote_open_path(qmp, &cp.remote, err);
+    if (rc == 0)
+        rc = commit_run(&cp, long_too, ret_left, err);
+    if (rc == 0)
+        op_say(ctx, *ret_left ? "the deletion of %s@%s is not finished: 'varve destroy' goes on with it"
+                              : "an interrupted deletion of %s@%s was finished",
+               stem, intent_str(in->json, "snap"));
+    remote_close(cp.remote);
+    commit_plan_fini(&cp);
+    return rc;
+}
+
+SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *dir,
+                                   const struct intent *in, struct err *err)
+{
+    const char *snap = intent_name(in->json, "snap_file");
+    _cleanup_(catalog_freep) struct catalog *cat = NULL;
+    _cleanup_(freep) char *path = snap ? path_join(dir, snap) : NULL;
+
+    if (!path)
+        return err_set(err, -EUCLEAN, "the intent is damaged");
+    int rc = catalog_scan(pool, &cat, err);
+    if (rc < 0)
+        return rc;
+    const struct cfile *f = catalog_file(cat, path);
+    if (f && f->nb_children == 0 && refuse_open_file(path, NULL) == 0)
+        rc = store_unlink(path, err);
+    op_say(ctx, "an interrupted deletion of %s@%s was %s", intent_str(in->json, "stem"),
+           intent_str(in->json, "snap"), f && f->nb_children ? "undone" : "finished");
+    return rc;
+}
+
+int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                    struct intent *in, bool long_too, bool *ret_left, struct err *err)
+{
+    bool volume = strcmp(intent_op(in), "destroy-volume") == 0;
+    const json_t *vol = volume ? json_array_get(json_object_get(in->json, "vols"), 0) : in->json;
+    _cleanup_(freep) char *dir = intent_dir(images, vol);
+
+    if (!dir)
+        return err_set(err, -EUCLEAN, "the intent is damaged");
+    if (volume)
+        return unlink_all(dir, json_object_get(in->json, "files"), err);
+    if (strcmp(intent_str(in->json, "how"), "commit") == 0)
+        return recover_commit(ctx, pool, dir, in, long_too, ret_left, err);
+    return recover_stream(ctx, pool, dir, in, err);
+}

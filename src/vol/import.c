@@ -1,0 +1,239 @@
+/*
+ * Filling a new volume from an image file or from standard input.
+ *
+ * What is imported may come from anybody: an image that names a backing file or a data file is
+ * refused, it would make this host read what its author chose. Formats other than qcow2 that are known by
+ * their first bytes are refused rather than taken as raw data.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/bits.h"
+#include "base/check.h"
+#include "job/job.h"
+#include "vol/create.h"
+
+#define SPOOL_BYTES (1u << 20)
+#define SPOOL_BLOCK 65536u /* a run of zeroes this long becomes a hole */
+
+static const struct {
+    const char *magic;
+    size_t off;
+    const char *name;
+} foreign[] = {
+    {"KDMV", 0, "vmdk"},     {"# Disk DescriptorFile", 0, "vmdk"}, {"vhdxfile", 0, "vhdx"},
+    {"conectix", 0, "vpc"},  {"QED\0", 0, "qed"},                  {"\x7f\x10\xda\xbe", 64, "vdi"},
+    {"LUKS\xba\xbe", 0, "luks"},
+};
+
+static int refuse_foreign(const char *file, struct err *err)
+{
+    char head[128] = {0};
+    _cleanup_(closep) int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0)
+        return err_errno(err, -errno, "open '%s'", file);
+    if (pread(fd, head, sizeof(head), 0) < 0)
+        return err_errno(err, -errno, "read '%s'", file);
+    for (unsigned i = 0; i < ARRAY_SIZE(foreign); i++) {
+        size_t n = strlen(foreign[i].magic);
+
+        if (memcmp(head + foreign[i].off, foreign[i].magic, n) == 0)
+            return err_set(err, -ENOTSUP, "'%s' looks like a %s image: convert it first, or say --source-format raw",
+                           file, foreign[i].name);
+    }
+    return 0;
+}
+
+static bool ends_in_raw(const char *file)
+{
+    size_t len = strlen(file);
+
+    return len > 4 && strcmp(file + len - 4, ".raw") == 0;
+}
+
+SUSPENDS static int open_source(const char *file, const char *format, struct chain **ret, struct err *err)
+{
+    struct chain_opts opts = {.format = format, .buffered = true, .no_backing = true};
+    struct chain *chain;
+    int rc = format || ends_in_raw(file) ? 0 : refuse_foreign(file, err);
+
+    if (rc == 0)
+        rc = chain_open(file, &opts, &chain, err);
+    if (rc < 0)
+        return rc;
+    struct image *img = layer_image(chain_layer(chain, 0));
+    if (img && image_header(img)->backing_name) {
+        rc = err_set(err, -EINVAL, "'%s' has a backing file ('%.200s'): merge it first", file,
+                     image_header(img)->backing_name);
+        chain_close(chain, NULL);
+        return rc;
+    }
+    *ret = chain;
+    return 0;
+}
+
+/* Reads what comes; fewer bytes than asked mean the end. */
+static ssize_t read_full(int fd, char *buf, size_t len)
+{
+    size_t done = 0;
+
+    while (done < len) {
+        ssize_t n = read(fd, buf + done, len - done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}
+
+static int write_blocks(int fd, const char *buf, size_t len, uint64_t off)
+{
+    for (size_t pos = 0; pos < len;) {
+        size_t n = MIN(len - pos, (size_t)SPOOL_BLOCK);
+
+        if (!buf_is_zero(buf + pos, n)) {
+            ssize_t put = pwrite(fd, buf + pos, n, (off_t)(off + pos));
+
+            if (put < 0)
+                return -errno;
+            n = (size_t)put;
+        }
+        pos += n;
+    }
+    return 0;
+}
+
+/* Standard input into a sparse raw file at `path`. */
+static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
+{
+    _cleanup_(closep) int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
+    _cleanup_(freep) char *buf = malloc(SPOOL_BYTES);
+    uint64_t len = 0;
+    ssize_t n = SPOOL_BYTES;
+    int rc = 0;
+
+    if (fd < 0 || !buf)
+        return err_errno(err, fd < 0 ? -errno : -ENOMEM, "create '%s'", path);
+    while (rc == 0 && n == SPOOL_BYTES) {
+        n = read_full(STDIN_FILENO, buf, SPOOL_BYTES);
+        if (n < 0)
+            return err_errno(err, (int)n, "read standard input");
+        rc = write_blocks(fd, buf, (size_t)n, len);
+        len += (uint64_t)n;
+        if (ctx->progress)
+            ctx->progress(ctx->ctx, len, 0);
+    }
+    if (rc == 0 && len == 0)
+        return err_set(err, -EINVAL, "standard input is empty");
+    if (rc == 0 && ftruncate(fd, (off_t)align_up(len, 512)) < 0)
+        rc = -errno;
+    return rc < 0 ? err_errno(err, rc, "write '%s'", path) : 0;
+}
+
+SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct err *err)
+{
+    struct chain_opts opts = {.format = nv->format, .writable = true};
+    struct copy_opts copy = {.target_is_zero = true, .min_zero = 4096, .progress = nv->op->ctx->progress,
+                             .ctx = nv->op->ctx->ctx};
+    struct chain *dst;
+    int rc = new_volume_make(nv, chain_len(src), err);
+
+    if (rc == 0)
+        rc = chain_open(nv->tmp, &opts, &dst, err);
+    if (rc < 0)
+        return rc;
+    rc = copy_chain(src, NULL, dst, &copy, err);
+    crash_point("import-copied");
+    if (rc == 0 && (rc = chain_flush(dst)) < 0)
+        err_errno(err, rc, "write '%s'", nv->tmp);
+    int close_rc = chain_close(dst, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : close_rc;
+}
+
+SUSPENDS static int import_file(struct new_volume *nv, const char *file, const char *format, struct err *err)
+{
+    struct chain *src;
+    int rc = open_source(file, format, &src, err);
+
+    if (rc < 0)
+        return rc;
+    rc = copy_into(nv, src, err);
+    chain_close(src, NULL);
+    return rc;
+}
+
+/* A stream's length is not known before its end: it is spooled in the pool, as the volume itself if that
+ * is raw. */
+SUSPENDS static int import_stream(struct new_volume *nv, struct err *err)
+{
+    if (strcmp(nv->format, "raw") == 0)
+        return spool(nv->op->ctx, nv->tmp, err);
+    _cleanup_(freep) char *path = op_tmp_path(nv->op, nv->dir, "spool");
+    int rc = path ? spool(nv->op->ctx, path, err) : err_set(err, -ENOMEM, "out of memory");
+    crash_point("import-spooled");
+    if (rc == 0)
+        rc = import_file(nv, path, "raw", err);
+    if (path)
+        store_unlink(path, NULL);
+    return rc;
+}
+
+SUSPENDS static int run(struct new_volume *nv, const char *file, const char *format, struct err *err)
+{
+    int rc = new_volume_begin(nv, err);
+
+    if (rc == 0)
+        rc = strcmp(file, "-") == 0 ? import_stream(nv, err) : import_file(nv, file, format, err);
+    if (rc == 0)
+        rc = new_volume_publish(nv, err);
+    if (rc < 0)
+        new_volume_undo(nv);
+    return rc;
+}
+
+/* Refused before anything is made. */
+SUSPENDS static int check_source(const char *file, const char *format, struct err *err)
+{
+    struct chain *src;
+
+    if (strcmp(file, "-") == 0)
+        return format && strcmp(format, "raw") != 0
+                   ? err_set(err, -EINVAL, "standard input is read as raw data, not as %s", format)
+                   : 0;
+    int rc = open_source(file, format, &src, err);
+    if (rc == 0 && chain_len(src) == 0)
+        rc = err_set(err, -EINVAL, "'%s' is empty", file);
+    else if (rc < 0)
+        return rc;
+    chain_close(src, NULL);
+    return rc;
+}
+
+int vol_import(const struct vol_ctx *ctx, const char *file, const char *format,
+               const struct vol_name *name, const struct vol_create_opts *opts, struct err *err)
+{
+    struct new_volume nv = {0};
+    struct op op;
+    int rc = check_source(file, format, err);
+
+    if (rc == 0)
+        rc = op_begin(ctx, name->pool, name, 1, &op, err);
+    if (rc < 0)
+        return rc;
+    rc = new_volume_plan(&op, name, opts, &nv, err);
+    if (rc == 0 && ctx->dry_run)
+        op_say(ctx, "would import '%s' as '%s'", file, nv.path);
+    else if (rc == 0)
+        rc = run(&nv, file, format, err);
+    if (rc == 0 && !ctx->dry_run)
+        op_say(ctx, "'%s' imported", nv.path);
+    new_volume_fini(&nv);
+    op_end(&op);
+    return rc;
+}

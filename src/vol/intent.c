@@ -1,0 +1,267 @@
+/*
+ * Intents: what an operation of several steps is about to do, as a file
+ * <pool>/images/.varve/intent-<id>.json, durable before the first step and removed after the last.
+ *
+ * 1. The file is flock'ed by its operation for as long as that lives: an intent whose lock is free is
+ *    what a killed operation left.
+ * 2. It holds plain file names and guests' numbers, never paths: a name with '/' is refused when it is
+ *    read, so an intent can not lead out of its pool.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <time.h>
+#include "vol/internal.h"
+
+#define INTENT_VERSION 1
+#define INTENT_BYTES_MAX (1u << 20)
+
+void intent_new_id(char id[24])
+{
+    uint64_t r = 0;
+
+    if (getrandom(&r, sizeof(r), 0) != sizeof(r))
+        r = (uint64_t)time(NULL) ^ ((uint64_t)getpid() << 32);
+    snprintf(id, 24, "%016llx", (unsigned long long)r);
+}
+
+static int write_json(int fd, const json_t *json)
+{
+    _cleanup_(freep) char *text = json_dumps(json, JSON_INDENT(1) | JSON_SORT_KEYS);
+    size_t len = text ? strlen(text) : 0;
+
+    if (!text)
+        return -ENOMEM;
+    for (size_t pos = 0; pos < len;) {
+        ssize_t n = write(fd, text + pos, len - pos);
+
+        if (n < 0)
+            return -errno;
+        pos += (size_t)n;
+    }
+    return fsync(fd) < 0 ? -errno : 0;
+}
+
+/* Written under another name first: what bears an intent's name is whole. */
+static int write_file(struct intent *in, const char *tmp, struct err *err)
+{
+    in->fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (in->fd < 0)
+        return err_errno(err, -errno, "create '%s'", tmp);
+    int rc = flock(in->fd, LOCK_EX | LOCK_NB) < 0 ? -errno : write_json(in->fd, in->json);
+    if (rc == 0 && rename(tmp, in->path) < 0)
+        rc = -errno;
+    if (rc < 0) {
+        unlink(tmp);
+        return err_errno(err, rc, "write '%s'", in->path);
+    }
+    _cleanup_(freep) char *dir = path_dir(in->path);
+    return dir ? store_sync_dir(dir, err) : err_set(err, -ENOMEM, "out of memory");
+}
+
+int intent_begin(const char *images, const char *id, const char *op, json_t *body,
+                 struct intent **ret, struct err *err)
+{
+    struct intent *in = calloc(1, sizeof(*in));
+    _cleanup_(freep) char *tmp = NULL;
+
+    if (!in || !body) {
+        free(in);
+        json_decref(body);
+        return err_set(err, -ENOMEM, "out of memory");
+    }
+    in->fd = -1;
+    in->json = body;
+    snprintf(in->id, sizeof(in->id), "%s", id);
+    json_object_set_new(body, "version", json_integer(INTENT_VERSION));
+    json_object_set_new(body, "op", json_string(op));
+    json_object_set_new(body, "id", json_string(id));
+    int rc = -ENOMEM;
+    if (asprintf(&in->path, "%s/" OWN_DIR "/intent-%s.json", images, id) >= 0 &&
+        asprintf(&tmp, "%s/" OWN_DIR "/new-%s", images, id) >= 0)
+        rc = write_file(in, tmp, err);
+    if (rc < 0) {
+        if (in->path)
+            unlink(in->path);
+        intent_leave(in);
+        return rc == -ENOMEM ? err_set(err, rc, "out of memory") : rc;
+    }
+    *ret = in;
+    return 0;
+}
+
+void intent_leave(struct intent *intent)
+{
+    if (!intent)
+        return;
+    if (intent->fd >= 0)
+        close(intent->fd);
+    json_decref(intent->json);
+    free(intent->path);
+    free(intent);
+}
+
+int intent_end(struct intent *intent, struct err *err)
+{
+    int rc = intent ? store_unlink(intent->path, err) : 0;
+
+    intent_leave(intent);
+    return rc;
+}
+
+/* ---- reading ---- */
+
+const char *intent_op(const struct intent *intent)
+{
+    return intent_str(intent->json, "op");
+}
+
+const char *intent_str(const json_t *obj, const char *key)
+{
+    const char *s = json_string_value(json_object_get(obj, key));
+
+    return s ? s : "";
+}
+
+const char *intent_name(const json_t *obj, const char *key)
+{
+    const char *s = intent_str(obj, key);
+
+    if (!*s || strchr(s, '/') || strcmp(s, ".") == 0 || strcmp(s, "..") == 0)
+        return NULL;
+    return s;
+}
+
+char *intent_dir(const char *images, const json_t *vol)
+{
+    const char *vmid = intent_str(vol, "vmid");
+
+    if (!*vmid)
+        return strdup(images);
+    return vmid_ok(vmid) ? path_join(images, vmid) : NULL;
+}
+
+static int read_intent(int fd, struct intent *in, struct err *err)
+{
+    struct stat st;
+    json_error_t why;
+
+    if (fstat(fd, &st) < 0 || st.st_size > INTENT_BYTES_MAX)
+        return err_set(err, -EUCLEAN, "'%s' is not an intent", in->path);
+    _cleanup_(freep) char *text = malloc((size_t)st.st_size + 1);
+    ssize_t n = text ? pread(fd, text, (size_t)st.st_size, 0) : -1;
+    if (n < 0)
+        return err_errno(err, text ? -errno : -ENOMEM, "read '%s'", in->path);
+    in->json = json_loadb(text, (size_t)n, 0, &why);
+    if (!json_is_object(in->json))
+        return err_set(err, -EUCLEAN, "'%s' is damaged: %s", in->path, why.text);
+    if (json_integer_value(json_object_get(in->json, "version")) != INTENT_VERSION)
+        return err_set(err, -ENOTSUP, "'%s' was written by another version of this program", in->path);
+    snprintf(in->id, sizeof(in->id), "%s", intent_str(in->json, "id"));
+    return 0;
+}
+
+/* *ret NULL: it has gone meanwhile. */
+static int load_one(char *path, bool claim, struct intent **ret, struct err *err)
+{
+    struct intent *in = calloc(1, sizeof(*in));
+    struct stat st;
+
+    if (!in) {
+        free(path);
+        return err_set(err, -ENOMEM, "out of memory");
+    }
+    in->path = path;
+    in->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int rc = in->fd < 0 ? -errno : 0;
+    bool gone = rc == -ENOENT;
+    if (rc < 0 && !gone && !claim) { /* a listing by somebody who may only read */
+        in->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        rc = in->fd < 0 ? -errno : 0;
+    }
+    bool live = rc == 0 && claim && flock(in->fd, LOCK_EX | LOCK_NB) < 0;
+    gone |= rc == 0 && (fstat(in->fd, &st) < 0 || st.st_nlink == 0);
+    if (rc < 0 && !gone)
+        rc = err_errno(err, rc, "open '%s'", path);
+    else if (!gone)
+        rc = read_intent(in->fd, in, err);
+    if (rc == 0 && (live || !claim))
+        close(TAKE_FD(in->fd));
+    if (rc < 0 || gone) {
+        intent_leave(in);
+        in = NULL;
+    }
+    *ret = in;
+    return gone ? 0 : rc;
+}
+
+/* A file left from between creating and naming an intent: nothing was done under it. */
+static void drop_unnamed(char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlink(path);
+    if (fd >= 0)
+        close(fd);
+    free(path);
+}
+
+static int load_all(DIR *d, const char *dir, bool claim, struct intents *ret, struct err *err)
+{
+    for (struct dirent *e; (e = readdir(d));) {
+        bool named = strncmp(e->d_name, "intent-", 7) == 0;
+
+        if (!named && strncmp(e->d_name, "new-", 4) != 0)
+            continue;
+        struct intent *in = NULL;
+        char *path = path_join(dir, e->d_name);
+        int rc = path ? 0 : err_set(err, -ENOMEM, "out of memory");
+        if (rc == 0 && !named) {
+            if (claim)
+                drop_unnamed(path);
+            else
+                free(path);
+            continue;
+        }
+        if (rc == 0)
+            rc = load_one(path, claim, &in, err);
+        if (rc == 0 && in && vec_push(&ret->list, in) < 0) {
+            intent_leave(in);
+            rc = err_set(err, -ENOMEM, "out of memory");
+        }
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+int intents_load(const char *images, bool claim, struct intents *ret, struct err *err)
+{
+    _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
+    struct intents list = {0};
+    DIR *d = dir ? opendir(dir) : NULL;
+
+    if (!dir)
+        return err_set(err, -ENOMEM, "out of memory");
+    if (!d && errno != ENOENT)
+        return err_errno(err, -errno, "open '%s'", dir);
+    int rc = d ? load_all(d, dir, claim, &list, err) : 0;
+    if (d)
+        closedir(d);
+    if (rc < 0)
+        intents_fini(&list);
+    else
+        *ret = list;
+    return rc;
+}
+
+void intents_fini(struct intents *list)
+{
+    vec_for_each(it, &list->list)
+        intent_leave(*it);
+    vec_free(&list->list);
+}

@@ -1,0 +1,313 @@
+/* Private to vol: names, the scan of a directory pool, intents, locks, durable steps, frames. */
+#ifndef VARVE_VOL_INTERNAL_H
+#define VARVE_VOL_INTERNAL_H
+
+#include <jansson.h>
+#include <sys/stat.h>
+#include "base/vec.h"
+#include "vol/vol.h"
+
+#define SNAP_NAME_MAX 40u  /* bytes */
+#define STEM_MAX 200u      /* "snap-<S>-<stem>.qcow2" fits into a file name */
+#define OWN_DIR ".varve"   /* beside the volumes: locks and intents */
+#define OWN_PREFIX ".varve-" /* temporary files beside the volumes */
+
+/* ---- name.c ---- */
+bool pool_id_ok(const char *id);
+bool vmid_ok(const char *vmid);
+bool stem_ok(const char *stem);
+bool snap_name_ok(const char *snap);
+/* "vm-<vmid>-x" or "base-<vmid>-x" */
+bool stem_is_proxmox(const char *stem, const char *vmid);
+bool stem_is_base(const char *stem);
+/* A name a new volume may have. */
+int stem_check_new(const char *vmid, const char *stem, struct err *err);
+/* Splits "<stem>.<raw|qcow2>"; *ret_format is a constant. false: another suffix. */
+bool file_split(const char *file, char *stem, size_t stem_len, const char **ret_format);
+/* All freed by the caller; NULL: out of memory. */
+char *file_join(const char *stem, const char *format);
+char *snap_file(const char *snap, const char *stem, const char *format);
+
+/* ---- head.c: what a listing needs of a qcow2 header ---- */
+struct head {
+    uint64_t virtual_len;
+    uint64_t tables_end;  /* the file must at least reach this far */
+    uint64_t first_guest; /* lowest host offset at which guest data could lie */
+    char *backing, *backing_format;
+};
+/* Reads at most the first cluster. -EINVAL not qcow2, -EUCLEAN contradictions; err has the reason. */
+int head_read(int fd, struct head *ret, struct err *err);
+void head_fini(struct head *head);
+
+/* ---- catalog.c: one scan of a pool's directory ---- */
+struct cvol;
+struct cfile { /* one .raw or .qcow2 file */
+    char *dir, *name, *path;
+    char *vmid; /* "" for the top directory */
+    char *stem;
+    const char *format; /* by suffix: that never lies */
+    struct stat st;
+    char *bad;       /* why it cannot be used as an image; NULL: readable */
+    bool unfinished; /* bad, and provably without guest data: created and never completed */
+    uint64_t virtual_len;
+    char *backing, *backing_format; /* as recorded */
+    char *backing_path;             /* absolute, without . and .. */
+    char *link_bad;                 /* why the backing file cannot be used */
+    struct cfile *parent;           /* in this pool; NULL: none or elsewhere */
+    struct cvol *vol;               /* whose element it is; NULL: stray */
+    char *snap;                     /* NULL: the current element */
+    bool deleting;
+    unsigned nb_children;
+};
+struct cvol {
+    char *vmid, *stem;
+    const char *format;
+    struct cfile *current; /* NULL: missing */
+    VEC(struct cfile *) snaps;
+    char *broken;
+    bool base;
+};
+struct catalog {
+    const struct pool *pool;
+    char *images;                 /* absolute directory */
+    VEC(struct cfile *) files;    /* by path */
+    VEC(struct cvol *) vols;      /* by vmid and stem */
+    VEC(char *) strays;           /* "path: why" of files that are no image of ours */
+    VEC(char *) leftovers;        /* paths of own temporary files */
+};
+/* Blocks on the file system (a listing of 200 images is a few milliseconds). */
+int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err);
+void catalog_free(struct catalog *cat);
+static inline void catalog_freep(struct catalog **cat)
+{
+    catalog_free(*cat);
+}
+struct cfile *catalog_file(const struct catalog *cat, const char *path);
+/* By name as a user gives it: alias ids, clone ids, missing suffix. -ENOENT, -EINVAL ambiguous. */
+int catalog_find(const struct catalog *cat, const struct vol_name *name, struct cvol **ret,
+                 struct err *err);
+struct cvol *catalog_vol(const struct catalog *cat, const char *vmid, const char *stem,
+                         const char *format);
+struct cfile *cvol_snap(const struct cvol *vol, const char *snap);
+/* The canonical id; the caller frees. */
+char *cvol_id(const struct catalog *cat, const struct cvol *vol);
+/* "VOL" or "VOL@SNAP" of an element; the caller frees. */
+char *cfile_id(const struct catalog *cat, const struct cfile *file);
+/* Which volume a file name "snap-..." belongs to: NULL: none. *ret_snap points into `stem`'s copy:
+ * freed by the caller. */
+struct cvol *catalog_read_snap_name(const struct catalog *cat, const char *vmid, const char *stem,
+                                    char **ret_snap);
+/* -EEXIST if the new snapshot's file name is taken or reads as another volume's. */
+int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, const char *snap,
+                           struct err *err);
+/* -EEXIST if a new volume's name is taken or would take over existing snapshot files. */
+int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const char *stem,
+                          struct err *err);
+/* links.c: fills parents, children, broken volumes */
+int catalog_link(struct catalog *cat);
+/* Children of an element in the whole pool; the caller frees the array only. */
+struct cfile **cfile_children(const struct catalog *cat, const struct cfile *file, unsigned *ret_nr);
+/* The only snapshot on which a lost current element can have stood; NULL: none or several. */
+struct cfile *cvol_last_leaf(const struct catalog *cat, const struct cvol *vol);
+
+/* ---- runtime.c ---- */
+const char *runtime_dir(void);
+/* Does somebody answer on this socket? */
+bool socket_is_served(const char *path);
+char *cvol_qmp_path(const struct catalog *cat, const struct cvol *vol);
+
+/* ---- store_dir.c: the steps on files, each durable when it returns ---- */
+/* The directory of volumes; checks mount point and existence. */
+int store_open(const struct pool *pool, char **ret_images, struct err *err);
+int store_sync_dir(const char *dir, struct err *err);
+int store_sync_file(const char *path, struct err *err);
+int store_link(const char *old, const char *new, struct err *err);    /* -EEXIST */
+int store_rename(const char *old, const char *new, struct err *err);  /* over new */
+int store_publish(const char *tmp, const char *new, struct err *err); /* never over new */
+int store_unlink(const char *path, struct err *err);                  /* missing is fine */
+int store_mkdir(const char *path, struct err *err);                   /* there is fine */
+bool store_same_file(const char *a, const char *b);
+bool store_exists(const char *path);
+/* Mode and owner of `like`. */
+int store_copy_owner(const char *path, const struct stat *like, struct err *err);
+char *path_join(const char *dir, const char *name);
+/* Without "." and ".." and double slashes; text only. */
+char *path_normal(const char *path);
+char *path_dir(const char *path);
+/* `path` as seen from directory `dir`: "snap.qcow2", "../100/base.qcow2". Both normal. */
+char *path_relative(const char *dir, const char *path);
+
+/* ---- lock.c ---- */
+struct flock_file {
+    int fd; /* -1: not held */
+    char *path;
+};
+/* Waits up to ten seconds; -EBUSY. Pools with `lock none` take none. */
+SUSPENDS int lock_pool(const struct pool *pool, const char *images, struct flock_file *ret,
+                       struct err *err);
+/* Does not wait: -EBUSY with the volume's name. */
+int lock_volume(const struct pool *pool, const char *images, const char *vmid, const char *stem,
+                struct flock_file *ret, struct err *err);
+void lock_release(struct flock_file *lock); /* harmless when not held */
+
+/* ---- intent.c ---- */
+struct intent {
+    char id[24];
+    char *path;
+    int fd; /* flock'ed by its operation as long as that lives */
+    json_t *json;
+};
+/* Writes {"version", "op", "id", ...}; body is taken. Durable on return. */
+int intent_begin(const char *images, const char *id, const char *op, json_t *body,
+                 struct intent **ret, struct err *err);
+/* Removes the file, durably, and frees. */
+int intent_end(struct intent *intent, struct err *err);
+/* Frees and leaves the file for recovery. */
+void intent_leave(struct intent *intent);
+void intent_new_id(char id[24]);
+/* All intents of a pool. Live ones (their operation runs) have fd -1 when `claim` is set; without
+ * `claim` none is locked. */
+struct intents {
+    VEC(struct intent *) list;
+};
+int intents_load(const char *images, bool claim, struct intents *ret, struct err *err);
+void intents_fini(struct intents *list);
+const char *intent_op(const struct intent *intent);
+/* Members; "" or NULL when absent. */
+const char *intent_str(const json_t *obj, const char *key);
+/* A member that must be a plain file name; NULL otherwise. */
+const char *intent_name(const json_t *obj, const char *key);
+/* The directory of a volume recorded as {"vmid"}; NULL: invalid. The caller frees. */
+char *intent_dir(const char *images, const json_t *vol);
+
+/* ---- op.c: the frame of an operation on one pool ---- */
+struct op {
+    const struct vol_ctx *ctx;
+    const struct pool *pool;
+    char id[24];
+    char *images;
+    struct catalog *cat;
+    struct flock_file pool_lock;
+    VEC(struct flock_file) vol_locks;
+    struct intent *intent;
+};
+/* Opens the pool; with `name` finishes what is left of that volume; takes pool lock and volume lock; scans. */
+SUSPENDS int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
+                      unsigned nr, struct op *ret, struct err *err);
+SUSPENDS void op_end(struct op *op);
+/* The volume, sound; -EUCLEAN with what to do when broken. */
+int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, struct err *err);
+/* The same, and not a base image: `what` says what is refused. */
+int op_volume_to_change(struct op *op, const struct vol_name *name, const char *what,
+                        struct cvol **ret, struct err *err);
+int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err);
+/* Writes the intent and gives the pool lock back. */
+int op_intent(struct op *op, const char *name, json_t *body, struct err *err);
+int op_done(struct op *op, struct err *err); /* removes the intent */
+void op_say(const struct vol_ctx *ctx, const char *fmt, ...) PRINTF_LIKE(2, 3);
+/* Hidden name for a file in the making: "<dir>/.varve-<id>-<what>". */
+char *op_tmp_path(const struct op *op, const char *dir, const char *what);
+
+/* ---- overlay.c ---- */
+/* Creates an empty overlay at `path` on `parent` (as it will be named), at least as long as it;
+ * durable; mode and owner of `like`. */
+SUSPENDS int overlay_create(const struct pool *pool, const char *path, const char *backing_name,
+                            const char *backing_format, uint64_t virtual_len,
+                            const struct stat *like, struct err *err);
+/* Nobody else has the image open; keeps it so until blk_close. */
+struct blk;
+SUSPENDS int overlay_hold(const char *path, struct blk **ret, struct err *err);
+/* Nothing in it was ever written, zeroed or discarded. -errno when it cannot be read. */
+SUSPENDS int overlay_is_empty(const char *path, bool *ret, struct err *err);
+
+/* ---- merge.c: the two ways to merge a snapshot away ---- */
+/* In this process: `child` into the file below it; or what that file holds into `child`, which then stands
+ * on `backing_name` (NULL: nothing). */
+SUSPENDS int merge_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
+                          struct err *err);
+SUSPENDS int merge_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
+                          const char *backing_name, struct err *err);
+/* Bytes to copy each way; child's chain is not locked. */
+struct job_direction;
+SUSPENDS int merge_direction(const struct cfile *child, const struct cfile *snap, bool served,
+                             struct job_direction *ret, struct err *err);
+SUSPENDS int merge_set_backing(const char *path, const char *name, const char *format, struct err *err);
+
+/* ---- remote.c: a disk served by a process, through QMP ---- */
+struct remote;
+/* A peer that is gone is -EPIPE. *ret NULL: nobody serves it. */
+SUSPENDS int remote_open(const struct catalog *cat, const struct cvol *vol, struct remote **ret,
+                         struct err *err);
+SUSPENDS int remote_open_path(const char *qmp_path, struct remote **ret, struct err *err);
+void remote_close(struct remote *r);
+static inline void remote_closep(struct remote **r)
+{
+    remote_close(*r);
+}
+/* Node, other than `except` (may be NULL), that has this file open: by its path, else by its inode. NULL: none.
+ * The caller frees. */
+SUSPENDS int remote_node(struct remote *r, const char *path, const char *except, char **ret,
+                         struct err *err);
+/* The same by the text of the path alone: the server may know a file by a name it has no longer. */
+SUSPENDS int remote_node_called(struct remote *r, const char *path, const char *except, char **ret,
+                                struct err *err);
+/* The name of the disk's top node; the caller frees. */
+SUSPENDS int remote_top(struct remote *r, char **ret, struct err *err);
+/* Is there a node of this name, and is it part of the disk (not only added)? */
+SUSPENDS int remote_node_state(struct remote *r, const char *node, bool *ret_there, bool *ret_linked,
+                               struct err *err);
+SUSPENDS int remote_command(struct remote *r, const char *command, json_t *args, json_t **ret,
+                            struct err *err);
+/* Adds an overlay: backing_chain opens what is below it too. */
+SUSPENDS int remote_add_node(struct remote *r, const char *node, const char *path, bool backing_chain,
+                             struct err *err);
+SUSPENDS void remote_del_node(struct remote *r, const char *node);
+SUSPENDS int remote_rename(struct remote *r, const char *node, const char *path, struct err *err);
+SUSPENDS int remote_rollback(struct remote *r, const char *node, bool force, struct err *err);
+SUSPENDS int remote_snapshot(struct remote *r, const char *top, const char *overlay, struct err *err);
+/* A read-only export "<vol>@<snap>" of a node; a server without NBD exports none. ctx NULL: quietly. */
+SUSPENDS void remote_export_snap(struct remote *r, const struct vol_ctx *ctx, const char *node,
+                                 const char *vol, const char *snap);
+/* Removes the read-only exports of a node; *ret_nr tells how many. -EBUSY while one has clients. */
+SUSPENDS int remote_unexport(struct remote *r, const char *node, unsigned *ret_nr, struct err *err);
+/* Runs a job to READY or to its end. *ret_ready tells which. */
+SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job,
+                             bool *ret_ready, struct err *err);
+/* A job's state, NULL: no such job. The caller frees. */
+SUSPENDS int remote_job_state(struct remote *r, const char *job, char **ret, struct err *err);
+
+/* ---- recover.c ---- */
+/* Finishes or undoes the intents of dead operations. `vmid`, `stem`: of this volume only the long ones;
+ * NULL: long merges are left, with a line. */
+SUSPENDS int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                          const char *vmid, const char *stem, struct err *err);
+
+/* ---- snapshot.c, rollback.c, destroy.c, check.c: their parts of recovery; the intent is claimed ---- */
+SUSPENDS int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                              struct intent *intent, struct err *err);
+SUSPENDS int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                              struct intent *intent, struct err *err);
+/* commit.c: a snapshot is merged with its child's data, then takes the child's name; all in one directory */
+struct commit_plan {
+    const struct vol_ctx *ctx;
+    const struct pool *pool;
+    char id[24];
+    char *snap, *child, *final, *old; /* paths: the snapshot's file, the child's, the name it gets, the
+                                         child's hidden name while a served disk is switched */
+    char *stem, *child_snap;          /* child_snap NULL: the child is the current element */
+    struct remote *remote;            /* NULL: idle, or not in the server's disk */
+};
+/* Paths from plain names. -ENOMEM. */
+int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,
+                     const char *snap_file, const char *child_file, const char *child_snap,
+                     const char *final_file);
+void commit_plan_fini(struct commit_plan *cp);
+/* From any state that an earlier run left. long_too false: *ret_left if something long is to be done. */
+SUSPENDS int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err);
+
+SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                             struct intent *intent, bool long_too, bool *ret_left, struct err *err);
+/* create, import, repair: drops the temporary file */
+int create_recover(const char *images, struct intent *intent, struct err *err);
+
+#endif

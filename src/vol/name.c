@@ -1,0 +1,259 @@
+/*
+ * Names: volume ids, files of a directory pool, snapshots. Text only, no I/O.
+ *
+ *   POOL:[<vmid>/]<name>[.raw|.qcow2][@SNAP]
+ *   POOL:<basevmid>/<base>[.fmt]/<vmid>/<name>[.fmt][@SNAP]     a linked clone
+ *
+ * A name holds letters, digits and _.+- only: what a shell, LVM, QMP and a URI all take as it is.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include "vol/internal.h"
+
+static bool all_of(const char *s, size_t len, const char *more)
+{
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)s[i];
+
+        if (c >= 0x80 || !(isalnum(c) || (c && strchr(more, c))))
+            return false;
+    }
+    return true;
+}
+
+static bool is_alpha(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+bool pool_id_ok(const char *id)
+{
+    size_t len = strlen(id);
+
+    return len >= 1 && len < 64 && is_alpha(id[0]) && all_of(id, len, "-_.") &&
+           isalnum((unsigned char)id[len - 1]);
+}
+
+bool vmid_ok(const char *vmid)
+{
+    size_t len = strlen(vmid);
+
+    return len >= 3 && len <= 9 && vmid[0] != '0' && strspn(vmid, "0123456789") == len;
+}
+
+bool stem_ok(const char *stem)
+{
+    size_t len = strlen(stem);
+
+    return len >= 1 && len <= STEM_MAX && stem[0] != '-' && stem[0] != '.' && stem[0] != '+' &&
+           all_of(stem, len, "_.+-");
+}
+
+bool snap_name_ok(const char *snap)
+{
+    size_t len = strlen(snap);
+
+    return len >= 1 && len <= SNAP_NAME_MAX && is_alpha(snap[0]) && all_of(snap, len, "_-") &&
+           strcasecmp(snap, "current") != 0 && strcasecmp(snap, "pending") != 0;
+}
+
+int vol_snap_name_check(const char *snap, struct err *err)
+{
+    if (!*snap)
+        return err_set(err, -EINVAL, "a snapshot needs a name");
+    if (strcasecmp(snap, "current") == 0 || strcasecmp(snap, "pending") == 0)
+        return err_set(err, -EINVAL, "the snapshot name '%s' is reserved", snap);
+    if (!snap_name_ok(snap))
+        return err_set(err, -EINVAL,
+                       "'%.48s' is not a valid snapshot name: a letter, then letters, digits, - and _, "
+                       "at most %u in all", snap, SNAP_NAME_MAX);
+    return 0;
+}
+
+/* Length of "<word>-<digits>-" at the start of the stem, 0 if it does not start so. */
+static size_t numbered_prefix(const char *stem, const char *word, const char *vmid)
+{
+    size_t n = strlen(word);
+
+    if (strncmp(stem, word, n) != 0)
+        return 0;
+    size_t digits = strspn(stem + n, "0123456789");
+    if (!digits || stem[n + digits] != '-')
+        return 0;
+    if (vmid && (strlen(vmid) != digits || strncmp(stem + n, vmid, digits) != 0))
+        return 0;
+    return n + digits + 1;
+}
+
+bool stem_is_base(const char *stem)
+{
+    return strncmp(stem, "base-", 5) == 0;
+}
+
+bool stem_is_proxmox(const char *stem, const char *vmid)
+{
+    size_t n = numbered_prefix(stem, "vm-", vmid);
+
+    if (!n)
+        n = numbered_prefix(stem, "base-", vmid);
+    return n && stem[n];
+}
+
+static bool is_snapshot_name(const char *stem)
+{
+    return strncmp(stem, "snap-", 5) == 0 || strncmp(stem, "snap_", 5) == 0;
+}
+
+int stem_check_new(const char *vmid, const char *stem, struct err *err)
+{
+    if (stem_is_base(stem) || strncmp(stem, "del-", 4) == 0)
+        return err_set(err, -EINVAL, "a new volume cannot be called '%s': base-* and del-* are reserved", stem);
+    size_t n = numbered_prefix(stem, "vm-", *vmid ? vmid : NULL);
+    if (*vmid && (!n || !stem[n]))
+        return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'", vmid, vmid, stem);
+    if (!*vmid && n)
+        return err_set(err, -EINVAL, "'%s' is the name of a guest's volume: give the guest too, as %.*s/%s",
+                       stem, (int)(n - 4), stem + 3, stem);
+    return 0;
+}
+
+static const char *suffix_of(const char *file, const char *const *suffixes, unsigned nr)
+{
+    size_t len = strlen(file);
+
+    for (unsigned i = 0; i < nr; i++) {
+        size_t n = strlen(suffixes[i]);
+
+        if (len > n + 1 && file[len - n - 1] == '.' && strcmp(file + len - n, suffixes[i]) == 0)
+            return suffixes[i];
+    }
+    return NULL;
+}
+
+bool file_split(const char *file, char *stem, size_t stem_len, const char **ret_format)
+{
+    static const char *const formats[] = {"raw", "qcow2"};
+    const char *format = suffix_of(file, formats, ARRAY_SIZE(formats));
+
+    if (!format)
+        return false;
+    size_t n = strlen(file) - strlen(format) - 1;
+    if (n >= stem_len)
+        return false;
+    memcpy(stem, file, n);
+    stem[n] = '\0';
+    *ret_format = format;
+    return true;
+}
+
+char *file_join(const char *stem, const char *format)
+{
+    char *ret = NULL;
+
+    return asprintf(&ret, "%s.%s", stem, format) < 0 ? NULL : ret;
+}
+
+char *snap_file(const char *snap, const char *stem, const char *format)
+{
+    char *ret = NULL;
+
+    return asprintf(&ret, "snap-%s-%s.%s", snap, stem, format) < 0 ? NULL : ret;
+}
+
+/* ---- ids ---- */
+
+/* The name with its optional suffix, into name and format. */
+static int parse_file(const char *text, struct vol_name *ret, struct err *err)
+{
+    static const char *const foreign[] = {"vmdk", "subvol", "vdi", "vhdx", "qed"};
+    const char *format = NULL;
+
+    if (suffix_of(text, foreign, ARRAY_SIZE(foreign)))
+        return err_set(err, -EINVAL, "'%.64s': only .raw and .qcow2 volumes are supported", text);
+    if (file_split(text, ret->name, sizeof(ret->name), &format))
+        snprintf(ret->format, sizeof(ret->format), "%s", format);
+    else
+        snprintf(ret->name, sizeof(ret->name), "%s", text);
+    if (!stem_ok(ret->name))
+        return err_set(err, -EINVAL,
+                       "'%.64s' is not a valid volume name: letters, digits and _.+- only, not starting with "
+                       "a sign, at most %u", text, STEM_MAX);
+    if (is_snapshot_name(ret->name))
+        return err_set(err, -EINVAL, "'%.64s' names a snapshot's file, not a volume: write VOLUME@SNAPSHOT", text);
+    return 0;
+}
+
+static int parse_vmid(const char *vmid, struct vol_name *ret, struct err *err)
+{
+    if (!vmid_ok(vmid))
+        return err_set(err, -EINVAL, "'%.32s' is not a guest's number (3 to 9 digits)", vmid);
+    snprintf(ret->vmid, sizeof(ret->vmid), "%s", vmid);
+    return 0;
+}
+
+/* "<basevmid>/<base>" */
+static int parse_base(const char *vmid, const char *base, struct vol_name *ret, struct err *err)
+{
+    char stem[256];
+    const char *format;
+
+    if (!file_split(base, stem, sizeof(stem), &format))
+        snprintf(stem, sizeof(stem), "%s", base);
+    if (!vmid_ok(vmid) || !stem_ok(stem) || !stem_is_base(stem))
+        return err_set(err, -EINVAL, "'%.32s/%.64s' is not the name of a base image", vmid, base);
+    snprintf(ret->base, sizeof(ret->base), "%.15s/%.230s", vmid, base);
+    return 0;
+}
+
+static int parse_path(char *text, struct vol_name *ret, struct err *err)
+{
+    char *part[4] = {text};
+    unsigned nr = 1;
+
+    for (char *c = text; *c; c++)
+        if (*c == '/') {
+            if (nr == 4)
+                return err_set(err, -EINVAL, "the volume's name has too many parts");
+            *c = '\0';
+            part[nr++] = c + 1;
+        }
+    if (nr == 3)
+        return err_set(err, -EINVAL, "a volume is called [<vmid>/]<name> or <basevmid>/<base>/<vmid>/<name>");
+    int rc = nr == 4 ? parse_base(part[0], part[1], ret, err) : 0;
+    if (rc == 0 && nr > 1)
+        rc = parse_vmid(part[nr - 2], ret, err);
+    return rc < 0 ? rc : parse_file(part[nr - 1], ret, err);
+}
+
+int vol_parse(const char *text, struct vol_name *ret, struct err *err)
+{
+    struct vol_name name = {0};
+    _cleanup_(freep) char *copy = strdup(text);
+
+    if (!copy)
+        return err_set(err, -ENOMEM, "out of memory");
+    if (strlen(text) > 1000)
+        return err_set(err, -EINVAL, "the volume's name is too long");
+    char *colon = strchr(copy, ':');
+    if (!colon)
+        return err_set(err, -EINVAL, "'%.64s' is not a volume: write POOL:VOLUME", text);
+    *colon = '\0';
+    if (!pool_id_ok(copy))
+        return err_set(err, -EINVAL, "'%.64s' is not a valid storage id", copy);
+    snprintf(name.pool, sizeof(name.pool), "%s", copy);
+    char *at = strrchr(colon + 1, '@');
+    if (at) {
+        *at = '\0';
+        int rc = vol_snap_name_check(at + 1, err);
+
+        if (rc < 0)
+            return rc;
+        snprintf(name.snap, sizeof(name.snap), "%s", at + 1);
+    }
+    int rc = parse_path(colon + 1, &name, err);
+    if (rc == 0)
+        *ret = name;
+    return rc;
+}

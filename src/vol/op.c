@@ -1,0 +1,156 @@
+/*
+ * The frame of an operation: pool and volume locks, a fresh catalog, what earlier operations left.
+ *
+ *   op_begin     finishes old intents, takes the pool's lock and the volumes' locks, scans
+ *   (checks)     everything that can be refused is refused here, before a file is touched
+ *   op_intent    the intent is durable; the pool's lock is given back
+ *   (steps)
+ *   op_done      the intent is gone
+ *   op_end       locks are given back; an intent that is still there is left for recovery
+ *
+ * A dry run takes no lock, finishes nothing and ends after the checks.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/check.h"
+#include "vol/internal.h"
+
+void op_say(const struct vol_ctx *ctx, const char *fmt, ...)
+{
+    char *line = NULL;
+    va_list ap;
+
+    if (!ctx->say)
+        return;
+    va_start(ap, fmt);
+    int n = vasprintf(&line, fmt, ap);
+    va_end(ap);
+    if (n >= 0)
+        ctx->say(ctx->ctx, line);
+    free(line);
+}
+
+char *op_tmp_path(const struct op *op, const char *dir, const char *what)
+{
+    char *ret = NULL;
+
+    return asprintf(&ret, "%s/" OWN_PREFIX "%s-%s", dir, op->id, what) < 0 ? NULL : ret;
+}
+
+int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err)
+{
+    struct flock_file lock;
+
+    if (op->ctx->dry_run)
+        return 0;
+    int rc = lock_volume(op->pool, op->images, vmid, stem, &lock, err);
+    if (rc < 0)
+        return rc;
+    if (vec_push(&op->vol_locks, lock) < 0) {
+        lock_release(&lock);
+        return err_set(err, -ENOMEM, "out of memory");
+    }
+    return 0;
+}
+
+static int take_locks(struct op *op, const struct vol_name *names, unsigned nr, struct err *err)
+{
+    int rc = lock_pool(op->pool, op->images, &op->pool_lock, err);
+
+    for (unsigned i = 0; i < nr && rc == 0; i++)
+        rc = op_lock_volume(op, names[i].vmid, names[i].name, err);
+    return rc;
+}
+
+int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
+             unsigned nr, struct op *ret, struct err *err)
+{
+    struct op op = {.ctx = ctx, .pool_lock = {-1, NULL}};
+    int rc = config_pool(ctx->cfg, pool_id, &op.pool, err);
+
+    if (rc == 0)
+        rc = store_open(op.pool, &op.images, err);
+    if (rc < 0)
+        return rc;
+    intent_new_id(op.id);
+    for (unsigned i = 0; i < nr && rc == 0 && !ctx->dry_run; i++)
+        rc = recover_pool(ctx, op.pool, op.images, names[i].vmid, names[i].name, err);
+    if (rc == 0 && !ctx->dry_run)
+        rc = take_locks(&op, names, nr, err);
+    if (rc == 0)
+        rc = catalog_scan(op.pool, &op.cat, err);
+    if (rc < 0) {
+        op_end(&op);
+        return rc;
+    }
+    *ret = op;
+    return 0;
+}
+
+void op_end(struct op *op)
+{
+    intent_leave(TAKE_PTR(op->intent));
+    vec_for_each(lock, &op->vol_locks)
+        lock_release(lock);
+    vec_free(&op->vol_locks);
+    lock_release(&op->pool_lock);
+    catalog_free(TAKE_PTR(op->cat));
+    free(TAKE_PTR(op->images));
+}
+
+int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, struct err *err)
+{
+    struct cvol *vol;
+    int rc = catalog_find(op->cat, name, &vol, err);
+
+    if (rc < 0)
+        return rc;
+    if (vol->broken)
+        return err_set(err, -EUCLEAN, "%s:%s%s%s is broken: %s; see 'varve pool check %s'", name->pool,
+                       name->vmid, *name->vmid ? "/" : "", name->name, vol->broken, name->pool);
+    *ret = vol;
+    return 0;
+}
+
+int op_volume_to_change(struct op *op, const struct vol_name *name, const char *what,
+                        struct cvol **ret, struct err *err)
+{
+    struct cvol *vol;
+    unsigned nr = 0;
+    int rc = op_volume(op, name, &vol, err);
+
+    if (rc < 0)
+        return rc;
+    if (vol->base)
+        return err_set(err, -EPERM, "%s:%s/%s is a base image: it cannot be %s", name->pool, name->vmid,
+                       name->name, what);
+    /* a change would show through in whatever stands on it */
+    _cleanup_(freep) struct cfile **kids = cfile_children(op->cat, vol->current, &nr);
+    if (!kids)
+        return err_set(err, -ENOMEM, "out of memory");
+    if (nr)
+        return err_set(err, -EBUSY, "%s:%s%s%s cannot be %s: '%s' is based on its current state", name->pool,
+                       name->vmid, *name->vmid ? "/" : "", name->name, what, kids[0]->path);
+    *ret = vol;
+    return 0;
+}
+
+int op_intent(struct op *op, const char *name, json_t *body, struct err *err)
+{
+    int rc = intent_begin(op->images, op->id, name, body, &op->intent, err);
+
+    lock_release(&op->pool_lock);
+    if (rc == 0)
+        crash_point("intent-written");
+    return rc;
+}
+
+int op_done(struct op *op, struct err *err)
+{
+    crash_point("intent-remove");
+    int rc = intent_end(TAKE_PTR(op->intent), err);
+
+    crash_point("intent-removed");
+    return rc;
+}

@@ -1,0 +1,86 @@
+/*
+ * Making the empty overlay that a snapshot, a rollback or a repair puts on top.
+ *
+ * Extended L2 with 128 KiB clusters (32 subclusters of 4 KiB: no copy-on-write for a 4k write) and
+ * preallocated metadata, unless the pool's keys say otherwise: without extended L2 a plain entry
+ * cannot say "allocated here, read the backing file", so then nothing is preallocated.
+ */
+#include <string.h>
+#include "base/bits.h"
+#include "base/check.h"
+#include "blk/blk.h"
+#include "chain/chain.h"
+#include "vol/internal.h"
+
+static struct image_create_opts overlay_opts(const struct pool *pool)
+{
+    bool extended = pool->extended_l2 != 0;
+    bool prealloc = extended && !(pool->preallocation && strcmp(pool->preallocation, "off") == 0);
+    uint64_t cluster = pool->snapshot_cluster_size;
+
+    return (struct image_create_opts){.version = 3,
+                                      .cluster_size = cluster ? cluster : extended ? 128 * KIB : 64 * KIB,
+                                      .extended_l2 = extended,
+                                      .prealloc = prealloc ? PREALLOC_METADATA : PREALLOC_OFF};
+}
+
+int overlay_create(const struct pool *pool, const char *path, const char *backing_name,
+                   const char *backing_format, uint64_t virtual_len, const struct stat *like,
+                   struct err *err)
+{
+    struct blk_file_opts file = {.writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
+    struct image_create_opts opts = overlay_opts(pool);
+    struct blk *blk;
+
+    opts.virtual_len = align_up(virtual_len, 512); /* the rest of an odd raw file reads as zero */
+    opts.backing_name = backing_name;
+    opts.backing_format = backing_format;
+    crash_point("overlay-create");
+    int rc = blk_file_open(path, &file, &blk, err);
+    if (rc < 0)
+        return rc;
+    crash_point("overlay-empty");
+    rc = image_create(blk, &opts, err);
+    blk_close(blk);
+    crash_point("overlay-written");
+    if (rc == 0)
+        rc = store_copy_owner(path, like, err);
+    if (rc == 0)
+        rc = store_sync_file(path, err);
+    if (rc < 0)
+        store_unlink(path, NULL);
+    crash_point("overlay-durable");
+    return rc;
+}
+
+int overlay_hold(const char *path, struct blk **ret, struct err *err)
+{
+    struct blk_file_opts opts = {.lock = BLK_LOCK_WRITE};
+
+    return blk_file_open(path, &opts, ret, err);
+}
+
+int overlay_is_empty(const char *path, bool *ret, struct err *err)
+{
+    struct layer_opts opts = {.format = "qcow2"};
+    struct layer *layer;
+    bool empty = true;
+    int rc = layer_open(path, &opts, &layer, err);
+
+    if (rc < 0)
+        return rc;
+    for (uint64_t off = 0; rc == 0 && empty && off < layer_len(layer);) {
+        struct extent ext;
+
+        rc = layer_map(layer, off, layer_len(layer) - off, &ext);
+        if (rc < 0)
+            rc = err_errno(err, rc, "read the map of '%s'", path);
+        else
+            empty = ext.kind == EXTENT_UNALLOCATED;
+        off += rc == 0 ? ext.len : 0;
+    }
+    layer_close(layer, NULL);
+    if (rc == 0)
+        *ret = empty;
+    return rc;
+}

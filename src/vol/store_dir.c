@@ -1,0 +1,221 @@
+/*
+ * The steps that operations are made of, on files of a directory pool. Each is durable when it
+ * returns: a change of names ends with an fsync of its directory. They block: the manager's process
+ * has nothing to run meanwhile.
+ */
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "vol/internal.h"
+
+/* ---- paths as text ---- */
+
+char *path_join(const char *dir, const char *name)
+{
+    char *ret = NULL;
+
+    return asprintf(&ret, "%s/%s", dir, name) < 0 ? NULL : ret;
+}
+
+char *path_dir(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    if (!slash)
+        return strdup(".");
+    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+char *path_normal(const char *path)
+{
+    char *ret = malloc(strlen(path) + 2), *out = ret;
+
+    if (!ret)
+        return NULL;
+    *out = '\0';
+    while (*path) {
+        path += strspn(path, "/");
+        size_t n = strcspn(path, "/");
+
+        if (n == 2 && memcmp(path, "..", 2) == 0) {
+            char *slash = strrchr(ret, '/');
+
+            out = slash ? slash : ret;
+        } else if (n && !(n == 1 && *path == '.')) {
+            *out++ = '/';
+            memcpy(out, path, n);
+            out += n;
+        }
+        *out = '\0';
+        path += n;
+    }
+    if (out == ret)
+        memcpy(ret, "/", 2);
+    return ret;
+}
+
+char *path_relative(const char *dir, const char *path)
+{
+    size_t common = 0, up = 0;
+
+    for (size_t i = 0;; i++) {
+        bool end_a = !dir[i] || dir[i] == '/', end_b = !path[i] || path[i] == '/';
+
+        if (end_a && end_b)
+            common = i;
+        if (!dir[i] || !path[i] || dir[i] != path[i])
+            break;
+    }
+    for (const char *c = dir + common; *c; c++)
+        up += *c == '/' && c[1];
+    const char *rest = path + common + strspn(path + common, "/");
+    char *ret = malloc(up * 3 + strlen(rest) + 1);
+    if (!ret)
+        return NULL;
+    for (size_t i = 0; i < up; i++)
+        memcpy(ret + i * 3, "../", 3);
+    memcpy(ret + up * 3, rest, strlen(rest) + 1);
+    return ret;
+}
+
+/* ---- questions ---- */
+
+bool store_exists(const char *path)
+{
+    struct stat st;
+
+    return lstat(path, &st) == 0;
+}
+
+bool store_same_file(const char *a, const char *b)
+{
+    struct stat sa, sb;
+
+    return lstat(a, &sa) == 0 && lstat(b, &sb) == 0 && sa.st_dev == sb.st_dev &&
+           sa.st_ino == sb.st_ino;
+}
+
+static int check_mount_point(const struct pool *pool, struct err *err)
+{
+    struct stat st, up;
+    _cleanup_(freep) char *above = path_join(pool->mountpoint, "..");
+
+    if (!above)
+        return err_set(err, -ENOMEM, "out of memory");
+    if (stat(pool->mountpoint, &st) < 0 || stat(above, &up) < 0)
+        return err_errno(err, -errno, "storage '%s': mount point '%s'", pool->id, pool->mountpoint);
+    if (st.st_dev == up.st_dev && st.st_ino != up.st_ino)
+        return err_set(err, -ENODEV, "storage '%s': nothing is mounted on '%s'", pool->id, pool->mountpoint);
+    return 0;
+}
+
+int store_open(const struct pool *pool, char **ret_images, struct err *err)
+{
+    struct stat st;
+    int rc = pool->mountpoint ? check_mount_point(pool, err) : 0;
+
+    if (rc < 0)
+        return rc;
+    if (stat(pool->path, &st) < 0)
+        return err_errno(err, -errno, "storage '%s': path '%s'", pool->id, pool->path);
+    if (!S_ISDIR(st.st_mode))
+        return err_set(err, -ENOTDIR, "storage '%s': '%s' is not a directory", pool->id, pool->path);
+    _cleanup_(freep) char *normal = path_normal(pool->path);
+    *ret_images = normal ? path_join(normal, "images") : NULL;
+    return *ret_images ? 0 : err_set(err, -ENOMEM, "out of memory");
+}
+
+/* ---- steps ---- */
+
+static int sync_path(const char *path, int flags, struct err *err)
+{
+    _cleanup_(closep) int fd = open(path, flags | O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return err_errno(err, -errno, "open '%s'", path);
+    /* some network file systems know no fsync of a directory: their renames are synchronous */
+    if (fsync(fd) < 0 && errno != EINVAL)
+        return err_errno(err, -errno, "fsync '%s'", path);
+    return 0;
+}
+
+int store_sync_dir(const char *dir, struct err *err)
+{
+    return sync_path(dir, O_DIRECTORY, err);
+}
+
+int store_sync_file(const char *path, struct err *err)
+{
+    return sync_path(path, O_NOFOLLOW, err);
+}
+
+static int sync_parent(const char *path, struct err *err)
+{
+    _cleanup_(freep) char *dir = path_dir(path);
+
+    return dir ? store_sync_dir(dir, err) : err_set(err, -ENOMEM, "out of memory");
+}
+
+int store_link(const char *old, const char *new, struct err *err)
+{
+    if (link(old, new) < 0)
+        return err_errno(err, -errno, "link '%s' to '%s'", old, new);
+    return sync_parent(new, err);
+}
+
+int store_rename(const char *old, const char *new, struct err *err)
+{
+    /* rename() of two names of one file does nothing: the old one would stay */
+    if (store_same_file(old, new))
+        return store_unlink(old, err);
+    if (rename(old, new) < 0)
+        return err_errno(err, -errno, "rename '%s' to '%s'", old, new);
+    return sync_parent(new, err);
+}
+
+int store_publish(const char *tmp, const char *new, struct err *err)
+{
+    if (link(tmp, new) < 0)
+        return err_errno(err, -errno, "create '%s'", new);
+    if (unlink(tmp) < 0)
+        return err_errno(err, -errno, "remove '%s'", tmp);
+    return sync_parent(new, err);
+}
+
+int store_unlink(const char *path, struct err *err)
+{
+    if (unlink(path) < 0) {
+        if (errno == ENOENT)
+            return 0;
+        return err_errno(err, -errno, "remove '%s'", path);
+    }
+    return sync_parent(path, err);
+}
+
+int store_mkdir(const char *path, struct err *err)
+{
+    if (mkdir(path, 0755) < 0) {
+        if (errno == EEXIST)
+            return 0;
+        return err_errno(err, -errno, "make directory '%s'", path);
+    }
+    return sync_parent(path, err);
+}
+
+int store_copy_owner(const char *path, const struct stat *like, struct err *err)
+{
+    _cleanup_(closep) int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return err_errno(err, -errno, "open '%s'", path);
+    if ((st.st_uid != like->st_uid || st.st_gid != like->st_gid) &&
+        fchown(fd, like->st_uid, like->st_gid) < 0 && errno != EPERM)
+        return err_errno(err, -errno, "change the owner of '%s'", path);
+    /* whoever may read the parent may read the overlay; an owner can always write */
+    if (fchmod(fd, (like->st_mode & 0777) | 0600) < 0)
+        return err_errno(err, -errno, "change the mode of '%s'", path);
+    return 0;
+}
