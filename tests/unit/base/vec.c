@@ -46,9 +46,14 @@ TEST(vec_reserve_leaves_the_length)
     vec_free(&v);
 }
 
-/* AddressSanitizer's allocator must fail as the real one does, not stop the program. */
+/* A sanitizer's allocator must fail as the real one does, not stop the program. */
 const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
 const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void)
 {
     return "allocator_may_return_null=1";
 }
