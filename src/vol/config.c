@@ -20,7 +20,7 @@
 #define LINE_BYTES_MAX (64u << 10)
 
 struct parser {
-    const char *file = NULL;
+    const char *file;
     struct config *cfg;
     struct pool *section; /* being filled; NULL between sections */
     bool skipping;        /* the lines up to the next empty one belong to a section without a name */
