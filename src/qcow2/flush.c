@@ -1,15 +1,16 @@
 /*
  * The order in which an image reaches the disk.
  *
- *   device flush     data, refcounts, content of new L2 tables and refcount blocks
+ *   device flush     data, refcounts, new L2 tables (empty, or copies), new refcount blocks
  *   refcount table   entries of new blocks; device flush if there were any
- *   L2 slices        in batches sorted by place, neighbours merged
+ *   L2 slices        in batches sorted by place, neighbours merged; a device flush between batches
+ *   L1               entries of new L2 tables
  *   device flush
- *   L1               entries of new L2 tables; device flush if there were any
  *   then             what was unmapped may be reused (alloc_release)
  *
  * so that whatever subset of unflushed writes survives a power cut, no entry on disk points to
- * something that is not there.
+ * something that is not there. No flush stands between L2 and L1: what the new L1 entry points to was
+ * flushed as an empty table or as a copy of the old one, which says the same as the old L1 entry.
  *
  *  1. What is written is a copy made before the first flush: an entry that changes while a flush runs
  *     points to data which that flush does not cover; it goes with the next run.
@@ -341,19 +342,16 @@ SUSPENDS static int run_write(struct image *img, struct run *r)
 
     if (!dirty)
         return img->unflushed ? device_flush(img) : 0;
+    if (flush_mutation == FLUSH_L1_FIRST)
+        rc = batch_write(img, &r->l1);
+    if (rc < 0)
+        return rc;
     do {
         rc = write_batch(img, r);
     } while (rc == 0 && !list_empty(&r->slices));
-    if (rc == 0 && r->l1.pieces.len && flush_mutation == FLUSH_SKIP_BEFORE_L1)
-        return batch_write(img, &r->l1);
-    if (rc == 0)
-        rc = device_flush(img);
-    if (rc == 0 && r->l1.pieces.len) {
+    if (rc == 0 && r->l1.pieces.len)
         rc = batch_write(img, &r->l1);
-        if (rc == 0)
-            rc = device_flush(img);
-    }
-    return rc;
+    return rc < 0 ? rc : device_flush(img);
 }
 
 /* The run's slices are on disk. */

@@ -264,7 +264,7 @@ SUSPENDS int zero_unmap(struct image *img, uint64_t guest_off, uint64_t len);
 enum flush_mutation {
     FLUSH_AS_IS,
     FLUSH_SKIP_BEFORE_L2,    /* no device flush between data and L2 */
-    FLUSH_SKIP_BEFORE_L1,    /* nor between a new L2 table and its L1 entry */
+    FLUSH_L1_FIRST,          /* a new L2 table is named before it is flushed */
     FLUSH_SKIP_REFCOUNTS,    /* refcounts of a run are not written */
     FLUSH_SKIP_QUARANTINE,   /* freed clusters are reused at once */
     FLUSH_SKIP_BEFORE_REFTABLE, /* the table points to a refcount block that is not there yet */
