@@ -354,7 +354,7 @@ SUSPENDS int serve_exports_start(struct serve *s, struct err *err)
 {
     const struct serve_opts *o = s->opts;
     bool writable = chain_is_writable(s->chain);
-    int rc = serve_export_add(s, "disk", "", o->volume_id, NULL, writable, NULL, err);
+    int rc = serve_export_add(s, "#disk", "", o->volume_id, NULL, writable, NULL, err);
 
     if (rc == 0 && o->volume)
         rc = serve_export_add(s, o->volume, o->volume, o->volume_id, NULL, writable, NULL, err);

@@ -241,7 +241,7 @@ def exports(s):
     refused(q, "Block export id 'e' is already in use", 'block-export-add', {'type': 'nbd', 'id': 'e', 'node-name': top})
     refused(q, "already has export named 'n'", 'block-export-add', {'type': 'nbd', 'id': 'e2', 'node-name': top, 'name': 'n'})
     e = {x['id']: x for x in q.execute('query-block-exports')}
-    equal(set(e), {'disk', 'vol', 'e'}, 'exports')
+    equal(set(e), {'#disk', 'vol', 'e'}, 'exports')
     equal((e['e']['type'], e['e']['node-name'], e['e']['shutting-down']), ('nbd', top, False), 'query-block-exports')
     with Nbd(D + '/nbd2', 'n') as a, Nbd(s.nbd, 'vol') as b, Nbd(s.nbd, 'n') as c:
         a.write(0, b'Z' * 4096)
