@@ -222,10 +222,14 @@ SUSPENDS static int commit_start(struct job *job, struct err *err)
     return rc;
 }
 
-/* Both are the same; waits for job_complete. */
+/* Both are the same, durably: from READY on whoever opens base finds all that was ever flushed. Waits for
+ * job_complete. */
 SUSPENDS static int wait_ready(struct job *job)
 {
     job->synced = true;
+    int flush_rc = chain_merge_flush(job->base);
+    if (flush_rc < 0)
+        return job_fail(job, flush_rc, "flush", job->base, 0);
     job_set_state(job, JOB_READY);
     job_event(job, JOB_EVENT_READY);
     while (!job->complete_wanted) {
