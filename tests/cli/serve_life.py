@@ -206,6 +206,40 @@ def many_control_clients():
     check(img)
 
 
+def damaged():
+    """the refcounts say that an L2 table's cluster is free: the write that would take it fails, as all later ones, and
+    it is said once"""
+    img = image('damaged')
+    qio(img, 'write -P 1 0 64k', 'write -P 1 1M 64k')
+    with open(img, 'r+b') as f:
+        def be64(off):
+            f.seek(off)
+            return int.from_bytes(f.read(8), 'big') & 0x00fffffffffffe00
+        l2, block = be64(be64(40)), be64(be64(48))
+        f.seek(block + (l2 >> 16) * 2)
+        f.write(bytes(6))                      # the table's and both data clusters'
+    with Serve(img, D) as s:
+        with Nbd(s.nbd) as n:
+            if n.read(0, 4096) != b'\1' * 4096:
+                raise Failed('read of a sound cluster')
+            for off in (5 * MB, 0):            # a new cluster, one in place
+                try:
+                    n.write(off, bytes(4096))
+                    raise Failed('a damaged image was written at %d' % off)
+                except NbdError:
+                    pass
+            if n.read(0, 4096) != b'\1' * 4096:
+                raise Failed('read after the damage was found')
+            e = s.qmp.wait_event('BLOCK_IMAGE_CORRUPTED', 10)
+            if not e or e['data']['node-name'] != s.top() or not e['data']['fatal']:
+                raise Failed('BLOCK_IMAGE_CORRUPTED: %r' % e)
+            time.sleep(1.5)
+        s.p.send_signal(signal.SIGTERM)
+        s.p.wait(60)
+        if s.errors().count('image is corrupt') != 1:
+            raise Failed('said on stderr: ' + s.errors())
+
+
 bad_starts()
 second_one_is_refused()
 sockets()
@@ -215,4 +249,5 @@ signals(signal.SIGTERM)
 signals(signal.SIGINT)
 read_only()
 many_control_clients()
+damaged()
 done('start, end and locks')
