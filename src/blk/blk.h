@@ -40,10 +40,12 @@ struct blk_stats { /* requests that reached the device, and bytes */
 struct blk_ops {
     const char *name;
     int (*readv)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov);
-    int (*writev)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov, unsigned flags);
+    int (*writev)(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                  unsigned flags);
     int (*flush)(struct blk *blk);
-    int (*zero)(struct blk *blk, uint64_t off, uint64_t len, unsigned flags); /* -ENOTSUP: written */
-    int (*discard)(struct blk *blk, uint64_t off, uint64_t len);              /* -ENOTSUP: ignored */
+    int (*zero)(struct blk *blk, uint64_t off, uint64_t len,
+                unsigned flags);                                 /* -ENOTSUP: written */
+    int (*discard)(struct blk *blk, uint64_t off, uint64_t len); /* -ENOTSUP: ignored */
     int (*resize)(struct blk *blk, uint64_t len);
     /* data or hole at off: *ret_len > 0 bytes of the same kind, at most len */
     int (*status)(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint64_t *ret_len);
@@ -60,10 +62,10 @@ struct blk {
     uint32_t mem_align; /* buffer address */
     uint32_t io_unit;   /* metadata unit: max(512, physical block) */
     bool writable;
-    bool fixed_len;     /* block device: cannot grow by writing */
-    bool zero_tail;     /* space gained by growing reads as zero (files) */
-    bool fresh_zero;    /* space never written reads as zero (files; not block devices) */
-    bool flush_failed;  /* sticky */
+    bool fixed_len;      /* block device: cannot grow by writing */
+    bool zero_tail;      /* space gained by growing reads as zero (files) */
+    bool fresh_zero;     /* space never written reads as zero (files; not block devices) */
+    bool flush_failed;   /* sticky */
     struct list changes; /* blk.c's own: writes under way that others may have to wait for */
     struct wait_queue changes_wait;
     unsigned nr_rmw; /* of them, those that read first */
@@ -92,16 +94,16 @@ SUSPENDS int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_d
 SUSPENDS void blk_close(struct blk *blk);
 
 /* ---- file.c ---- */
-enum blk_lock { /* see lock.c; what other programs may do while we have it open */
-    BLK_LOCK_NONE,  /* takes no lock (img info -U) */
-    BLK_LOCK_READ,  /* we read; others may read, not write */
-    BLK_LOCK_WRITE, /* we write; others may only look on, as `qemu-img info -U` does */
+enum blk_lock {                 /* see lock.c; what other programs may do while we have it open */
+                BLK_LOCK_NONE,  /* takes no lock (img info -U) */
+                BLK_LOCK_READ,  /* we read; others may read, not write */
+                BLK_LOCK_WRITE, /* we write; others may only look on, as `qemu-img info -U` does */
 };
 struct blk_file_opts {
     bool writable;
-    bool direct;         /* O_DIRECT; falls back to buffered where the file system refuses it */
-    bool create;         /* O_CREAT|O_EXCL, mode 0644 */
-    bool truncate;       /* with create: an existing file is emptied instead of refused */
+    bool direct;   /* O_DIRECT; falls back to buffered where the file system refuses it */
+    bool create;   /* O_CREAT|O_EXCL, mode 0644 */
+    bool truncate; /* with create: an existing file is emptied instead of refused */
     enum blk_lock lock;
 };
 /* Opens a regular file or block device (others are refused). Errors: -errno of open; -EBUSY when
@@ -141,10 +143,11 @@ int blk_fault_new(struct blk *child, struct blk **ret);
 /* The n-th (from 1) request of these kinds from now on fails with rc, once or from then on. */
 void blk_fault_fail(struct blk *blk, unsigned reqs, uint64_t nth, int rc, bool sticky);
 void blk_fault_clear(struct blk *blk);
-/* The next request of these kinds overlapping [off, off+len) stops before it reaches the child until
- * blk_fault_resume(). */
+/* The next request of these kinds overlapping [off, off+len) stops before it reaches the child
+ * until blk_fault_resume(). */
 void blk_fault_break(struct blk *blk, unsigned reqs, uint64_t off, uint64_t len);
-SUSPENDS void blk_fault_wait_stopped(struct blk *blk); /* until a request stands at the breakpoint */
+SUSPENDS void
+blk_fault_wait_stopped(struct blk *blk); /* until a request stands at the breakpoint */
 void blk_fault_resume(struct blk *blk);
 uint64_t blk_fault_count(const struct blk *blk, unsigned reqs); /* requests seen of these kinds */
 
@@ -155,11 +158,12 @@ uint64_t blk_fault_count(const struct blk *blk, unsigned reqs); /* requests seen
 int blk_crash_new(uint64_t len, struct blk **ret);
 /* The device as it is after a power cut with this seed: a new blk_mem with the surviving content.
  * The crash device itself stays usable, also in plain code and after the simulation was stopped;
- * what survived is then read in another run. Also tells how many unflushed 512-byte sectors there were
- * and how many of them were lost. */
+ * what survived is then read in another run. Also tells how many unflushed 512-byte sectors there
+ * were and how many of them were lost. */
 struct blk_crash_report {
     uint64_t unflushed_sectors, lost_sectors, torn_writes;
 };
-int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret, struct blk_crash_report *report);
+int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret,
+                  struct blk_crash_report *report);
 
 #endif

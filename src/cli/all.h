@@ -9,12 +9,12 @@ extern const struct command command_pool_list, command_pool_status, command_pool
 /* show.c */
 extern const struct command command_list, command_info, command_tree;
 /* volume.c */
-extern const struct command command_create, command_import, command_snapshot, command_rollback, command_destroy,
-    command_resize;
+extern const struct command command_create, command_import, command_snapshot, command_rollback,
+    command_destroy, command_resize;
 /* serve_cmd.c */
 extern const struct command command_serve;
 /* img_*.c */
-extern const struct command command_img_info, command_img_map, command_img_check, command_img_create,
-    command_img_convert, command_img_resize;
+extern const struct command command_img_info, command_img_map, command_img_check,
+    command_img_create, command_img_convert, command_img_resize;
 
 #endif

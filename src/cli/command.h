@@ -13,7 +13,14 @@
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 /* What the shell completes for a value. */
-enum complete { COMPLETE_NONE, COMPLETE_FILE, COMPLETE_POOL, COMPLETE_VOLUME, COMPLETE_SNAPSHOT, COMPLETE_WORDS };
+enum complete {
+    COMPLETE_NONE,
+    COMPLETE_FILE,
+    COMPLETE_POOL,
+    COMPLETE_VOLUME,
+    COMPLETE_SNAPSHOT,
+    COMPLETE_WORDS
+};
 
 struct option {
     char letter;       /* 0: long only */
@@ -33,10 +40,10 @@ struct operand {
 struct args;
 
 struct command {
-    const char *name;    /* "snapshot", or "img info" */
-    const char *summary; /* one line, no full stop */
-    const char *text;    /* paragraphs of the man page, separated by an empty line */
-    const char *example; /* lines: "command\n  what it does" */
+    const char *name;               /* "snapshot", or "img info" */
+    const char *summary;            /* one line, no full stop */
+    const char *text;               /* paragraphs of the man page, separated by an empty line */
+    const char *example;            /* lines: "command\n  what it does" */
     const struct operand *operands; /* ends with name NULL */
     const struct option *options;   /* ends with help NULL */
     int (*run)(const struct args *args); /* exit status */
@@ -59,8 +66,8 @@ struct args {
     unsigned nb_operands;
 };
 
-/* Parses argv behind the command's name. Usage errors are printed; returns EXIT_USAGE then, EXIT_DONE
- * with *ret filled otherwise. Memory of argv is borrowed. */
+/* Parses argv behind the command's name. Usage errors are printed; returns EXIT_USAGE then,
+ * EXIT_DONE with *ret filled otherwise. Memory of argv is borrowed. */
 int args_parse(const struct command *cmd, int argc, char **argv, struct args *ret);
 void args_fini(struct args *args);
 /* By long name, or by letter for options without one ("f"). The last one given wins. */

@@ -9,8 +9,9 @@ const struct option common_options[] = {
 };
 
 const struct command *const commands[] = {
-    &command_pool_list,    &command_pool_status, &command_pool_check, &command_list,     &command_info,
-    &command_tree,         &command_create,      &command_import,     &command_snapshot, &command_rollback,
-    &command_destroy,      &command_resize,      &command_serve,      &command_img_info, &command_img_map,
-    &command_img_check,    &command_img_create,  &command_img_convert, &command_img_resize, NULL,
+    &command_pool_list,  &command_pool_status, &command_pool_check, &command_list,
+    &command_info,       &command_tree,        &command_create,     &command_import,
+    &command_snapshot,   &command_rollback,    &command_destroy,    &command_resize,
+    &command_serve,      &command_img_info,    &command_img_map,    &command_img_check,
+    &command_img_create, &command_img_convert, &command_img_resize, NULL,
 };

@@ -42,7 +42,8 @@ static void man_head(FILE *out, const char *page, const char *summary)
 
     for (size_t i = 0; page[i] && i + 1 < sizeof(upper); i++)
         upper[i] = (char)toupper((unsigned char)page[i]);
-    fprintf(out, ".TH %s 1 \"\" \"varve %s\" \"varve\"\n.SH NAME\n%s \\- ", upper, VARVE_VERSION, page);
+    fprintf(out, ".TH %s 1 \"\" \"varve %s\" \"varve\"\n.SH NAME\n%s \\- ", upper, VARVE_VERSION,
+            page);
     put_text(out, summary);
     fputs("\n", out);
 }
@@ -105,9 +106,10 @@ static void man_main_page(const char *dir)
 
     man_head(out, "varve", "snapshot chains for virtual-machine disks");
     fputs(".SH SYNOPSIS\n.B varve COMMAND ...\n.SH DESCRIPTION\n", out);
-    put_text(out, "A volume is POOL:[VMID/]NAME, a snapshot POOL:[VMID/]NAME@SNAPSHOT. Pools are the "
-                  "sections of storage.cfg. A volume that is served is found by its control socket "
-                  "in the runtime directory, and every command works on it while the guest runs.\n");
+    put_text(out,
+             "A volume is POOL:[VMID/]NAME, a snapshot POOL:[VMID/]NAME@SNAPSHOT. Pools are the "
+             "sections of storage.cfg. A volume that is served is found by its control socket "
+             "in the runtime directory, and every command works on it while the guest runs.\n");
     fputs(".SH COMMANDS\n", out);
     for (const struct command *const *cmd = commands; *cmd; cmd++) {
         char page[64];
@@ -214,7 +216,8 @@ static void completion_tables(void)
         printf("    '%s') case $2 in", (*cmd)->name);
         unsigned n = 0;
         for (const struct operand *op = (*cmd)->operands; op && op->name; op++, n++)
-            printf(" %s) echo %s ;;", strstr(op->name, "...") ? "*" : (const char[]){(char)('0' + n), 0},
+            printf(" %s) echo %s ;;",
+                   strstr(op->name, "...") ? "*" : (const char[]){(char)('0' + n), 0},
                    completer(op->complete));
         printf(" *) echo none ;; esac ;;\n");
     }
@@ -250,7 +253,8 @@ static const char completion_code[] =
     "            COMPREPLY=($(compgen -W \"$(_varve_verbs \"$cmd\")\" -- \"$cur\")); return; fi\n"
     "        cmd=\"$cmd ${words[2]}\" first=3; fi\n"
     "    _varve_option_value \"$cmd\" \"$prev\" && return\n"
-    "    case $cur in -*) COMPREPLY=($(compgen -W \"$(_varve_options \"$cmd\")\" -- \"$cur\")); return ;; esac\n"
+    "    case $cur in -*) COMPREPLY=($(compgen -W \"$(_varve_options \"$cmd\")\" -- \"$cur\")); "
+    "return ;; esac\n"
     "    for ((i = first; i < cword; i++)); do\n"
     "        case ${words[i]} in -*) ;; *) n=$((n + 1)) ;; esac; done\n"
     "    _varve_value \"$(_varve_operand \"$cmd\" $n)\" ''\n"

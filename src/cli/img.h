@@ -29,11 +29,18 @@ SUSPENDS int img_create_file(const char *path, const struct img_create *c, struc
 
 /* The option every reading verb has. */
 #define IMG_OPT_FORMAT                                                                             \
-    {'f', "format", "FORMAT", "format of the image (default: by its content; a .raw file is raw)", \
-     COMPLETE_WORDS, "qcow2 raw"}
+    {                                                                                              \
+        'f', "format", "FORMAT",                                                                   \
+            "format of the image (default: by its content; a .raw file is raw)", COMPLETE_WORDS,   \
+            "qcow2 raw"                                                                            \
+    }
 #define IMG_OPT_OUTPUT                                                                             \
-    {0, "output", "FORMAT", "human or json", COMPLETE_WORDS, "human json"}
+    {                                                                                              \
+        0, "output", "FORMAT", "human or json", COMPLETE_WORDS, "human json"                       \
+    }
 #define IMG_OPT_FORCE_SHARE                                                                        \
-    {'U', "force-share", NULL, "open although another program is writing the image"}
+    {                                                                                              \
+        'U', "force-share", NULL, "open although another program is writing the image"             \
+    }
 
 #endif

@@ -4,7 +4,13 @@
 #include "cli/img.h"
 #include "rt/reactor.h"
 
-enum { CHECK_CLEAN = 0, CHECK_FAILED = 1, CHECK_CORRUPT = 2, CHECK_LEAKS = 3, CHECK_NO_FORMAT = 63 };
+enum {
+    CHECK_CLEAN = 0,
+    CHECK_FAILED = 1,
+    CHECK_CORRUPT = 2,
+    CHECK_LEAKS = 3,
+    CHECK_NO_FORMAT = 63
+};
 
 struct check {
     const struct args *args;
@@ -21,10 +27,10 @@ static void report_line(void *ctx, const char *line)
 
 static json_t *check_json(const char *file, const struct image_check *r)
 {
-    json_t *o = json_pack("{s:I, s:I, s:I, s:s, s:s}", "image-end-offset",
-                          (json_int_t)r->image_end_off, "total-clusters",
-                          (json_int_t)r->total_clusters, "check-errors",
-                          (json_int_t)r->check_errors, "filename", file, "format", "qcow2");
+    json_t *o =
+        json_pack("{s:I, s:I, s:I, s:s, s:s}", "image-end-offset", (json_int_t)r->image_end_off,
+                  "total-clusters", (json_int_t)r->total_clusters, "check-errors",
+                  (json_int_t)r->check_errors, "filename", file, "format", "qcow2");
     const struct {
         const char *name;
         uint64_t value;
@@ -131,10 +137,11 @@ static int run_check(const struct args *args)
 const struct command command_img_check = {
     .name = "img check",
     .summary = "check a qcow2 image for corruption and leaks",
-    .text = "Counts every reference in the image and compares them with the stored reference "
-            "counts. Nothing is changed.\n\n"
-            "Exit status: 0 sound, 1 the check could not be done, 2 corrupt, 3 leaked clusters only, "
-            "63 the format has no check.",
+    .text =
+        "Counts every reference in the image and compares them with the stored reference "
+        "counts. Nothing is changed.\n\n"
+        "Exit status: 0 sound, 1 the check could not be done, 2 corrupt, 3 leaked clusters only, "
+        "63 the format has no check.",
     .operands = (const struct operand[]){{"FILE", COMPLETE_FILE}, {0}},
     .options = (const struct option[]){IMG_OPT_FORMAT, IMG_OPT_OUTPUT, IMG_OPT_FORCE_SHARE, {0}},
     .example = "  varve img check vm-100-disk-0.qcow2",

@@ -129,8 +129,9 @@ SUSPENDS static int format_raw(struct blk *blk, const struct img_create *c, stru
     if (c->qcow2.prealloc == PREALLOC_METADATA)
         return err_set(err, -EINVAL, "a raw image has no metadata to preallocate");
     if (blk->fixed_len)
-        return len <= blk->len ? 0 : err_set(err, -ENOSPC, "the device has only %llu bytes",
-                                             (unsigned long long)blk->len);
+        return len <= blk->len ? 0
+                               : err_set(err, -ENOSPC, "the device has only %llu bytes",
+                                         (unsigned long long)blk->len);
     if (c->qcow2.prealloc == PREALLOC_OFF)
         rc = blk_resize(blk, len);
     else if (c->qcow2.prealloc == PREALLOC_FALLOC)

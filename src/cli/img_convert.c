@@ -62,12 +62,12 @@ SUSPENDS static int copy(struct convert *c, struct chain *src, const char *targe
         return rc;
     bool device = layer_blk(chain_layer(dst, 0))->fixed_len && !layer_image(chain_layer(dst, 0));
     progress_init(&progress, "convert", c->args, args_flag(c->args, "p"));
-    struct copy_opts copy_opts = {
-        .parallel = c->parallel,
-        .target_is_zero = args_flag(c->args, "target-is-zero") || (!c->existing && !device),
-        .min_zero = c->min_zero,
-        .progress = progress_update,
-        .ctx = &progress};
+    struct copy_opts copy_opts = {.parallel = c->parallel,
+                                  .target_is_zero = args_flag(c->args, "target-is-zero") ||
+                                                    (!c->existing && !device),
+                                  .min_zero = c->min_zero,
+                                  .progress = progress_update,
+                                  .ctx = &progress};
     if (chain_len(dst) < chain_len(src))
         rc = err_set(err, -ENOSPC, "'%s' is smaller than the source (%llu of %llu bytes)", target,
                      (unsigned long long)chain_len(dst), (unsigned long long)chain_len(src));
@@ -149,15 +149,15 @@ const struct command command_img_convert = {
     .text = "Reads SOURCE with its backing files and writes what a guest would see into TARGET. "
             "Ranges of zeroes are not written. TARGET gets its name when it is complete; a failed "
             "conversion leaves nothing behind.",
-    .operands =
-        (const struct operand[]){{"SOURCE", COMPLETE_FILE}, {"TARGET", COMPLETE_FILE}, {0}},
+    .operands = (const struct operand[]){{"SOURCE", COMPLETE_FILE}, {"TARGET", COMPLETE_FILE}, {0}},
     .options =
         (const struct option[]){
             IMG_OPT_FORMAT,
             {'O', "output-format", "FORMAT", "raw (default) or qcow2", COMPLETE_WORDS, "qcow2 raw"},
             {'o', "options", "K=V,...", "options of the new image (see img create)"},
             {'n', NULL, NULL, "do not make the target: write into the image that is there"},
-            {'S', NULL, "SIZE", "find runs of zeroes of at least SIZE (default 4k; 0: do not look)"},
+            {'S', NULL, "SIZE",
+             "find runs of zeroes of at least SIZE (default 4k; 0: do not look)"},
             {'m', NULL, "N", "requests at once (default 8)"},
             {'p', NULL, NULL, "show progress even if stderr is no terminal"},
             {0, "target-is-zero", NULL, "with -n: the target reads as zero already"},

@@ -140,6 +140,7 @@ const struct command command_img_create = {
             {'F', "backing-format", "FORMAT", "its format", COMPLETE_WORDS, "qcow2 raw"},
             {'u', "unsafe", NULL, "do not look whether the backing file is there"},
             {0}},
-    .example = "  varve img create -o extended_l2=on,cluster_size=128k -b base.qcow2 -F qcow2 top.qcow2",
+    .example =
+        "  varve img create -o extended_l2=on,cluster_size=128k -b base.qcow2 -F qcow2 top.qcow2",
     .run = run_create,
 };

@@ -62,9 +62,9 @@ static json_t *snapshot_json(const struct qcow2_snapshot *s)
 {
     return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "id", s->id, "name", s->name,
                      "vm-state-size", (json_int_t)s->vm_state_len, "date-sec",
-                     (json_int_t)s->date_sec, "date-nsec", (json_int_t)s->date_nsec,
-                     "vm-clock-sec", (json_int_t)(s->vm_clock_nsec / 1000000000ull),
-                     "vm-clock-nsec", (json_int_t)(s->vm_clock_nsec % 1000000000ull));
+                     (json_int_t)s->date_sec, "date-nsec", (json_int_t)s->date_nsec, "vm-clock-sec",
+                     (json_int_t)(s->vm_clock_nsec / 1000000000ull), "vm-clock-nsec",
+                     (json_int_t)(s->vm_clock_nsec % 1000000000ull));
 }
 
 SUSPENDS static int put_snapshots(json_t *o, struct layer *layer, const struct qcow2_header *hdr,
@@ -106,9 +106,8 @@ SUSPENDS static int layer_json(struct layer *layer, const char *name, json_t **r
     json_object_set_new(o, "format", json_string(layer_format(layer)));
     json_object_set_new(o, "actual-size", json_integer((json_int_t)disk_usage(name)));
     if (hdr) {
-        json_object_set_new(
-            o, "format-specific",
-            json_pack("{s:s, s:o}", "type", "qcow2", "data", qcow2_details(hdr)));
+        json_object_set_new(o, "format-specific",
+                            json_pack("{s:s, s:o}", "type", "qcow2", "data", qcow2_details(hdr)));
         put_backing(o, layer, hdr);
     }
     json_object_set_new(o, "dirty-flag",
@@ -167,7 +166,8 @@ static void print_human(const json_t *o)
     if (str(o, "backing-filename-format"))
         printf("backing file format: %s\n", str(o, "backing-filename-format"));
     json_array_foreach(json_object_get(o, "snapshots"), i, snap)
-        printf("%ssnapshot %s: %s\n", i ? "" : "internal snapshots:\n  ", str(snap, "id"), str(snap, "name"));
+        printf("%ssnapshot %s: %s\n", i ? "" : "internal snapshots:\n  ", str(snap, "id"),
+               str(snap, "name"));
     if (json_object_get(o, "format-specific"))
         print_details(json_object_get(json_object_get(o, "format-specific"), "data"));
 }
@@ -225,7 +225,8 @@ SUSPENDS static int walk(struct info *info, struct err *err)
         if (depth == INFO_CHAIN_MAX)
             return err_set(err, -ELOOP, "'%s': more than %d layers", path, INFO_CHAIN_MAX);
         if (stat(path, &seen[depth]) == 0 && same_file(seen, depth, &seen[depth]))
-            return err_set(err, -ELOOP, "'%s' is its own backing file, directly or over others", path);
+            return err_set(err, -ELOOP, "'%s' is its own backing file, directly or over others",
+                           path);
         int rc = add_file(info, path, format, &next, &next_format, err);
         free(path);
         free(format);

@@ -72,9 +72,8 @@ const struct command command_img_resize = {
             "zero, also where a backing file is longer. A shrinking change needs --shrink; a "
             "relative one is written as -- -SIZE.",
     .operands = (const struct operand[]){{"FILE", COMPLETE_FILE}, {"SIZE"}, {0}},
-    .options = (const struct option[]){IMG_OPT_FORMAT,
-                                       {0, "shrink", NULL, "allow a smaller size"},
-                                       {0}},
+    .options =
+        (const struct option[]){IMG_OPT_FORMAT, {0, "shrink", NULL, "allow a smaller size"}, {0}},
     .example = "  varve img resize vm-100-disk-0.qcow2 +10G",
     .run = run_resize,
 };

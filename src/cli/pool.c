@@ -131,7 +131,7 @@ SUSPENDS static int pool_status(struct volcmd *cmd, struct err *err)
                   "SERVED", "ORPHANS");
     for (unsigned i = 0; i < cmd->cfg->nb_pools && rc >= 0; i++) {
         const struct pool *pool = &cmd->cfg->pools[i];
-        struct usage u;
+        struct usage u = {0};
 
         if ((only && strcmp(only, pool->id) != 0) || (!only && (pool->disabled || !pool->path)))
             continue;

@@ -141,11 +141,10 @@ void progress_update(void *progress, uint64_t done, uint64_t total)
     double secs = (double)(now - p->started_ns) / 1e9;
     double speed = secs > 0 ? (double)done / secs : 0;
     int filled = total ? (int)((long double)done * 30 / (long double)total) : 30;
-    fprintf(stderr, "\r%s [%.*s%*s] %5.1f%% %s %s/s", p->what, filled,
-            "##############################", 30 - filled, "",
-            total ? 100.0 * (double)done / (double)total : 100.0,
-            render_size(done, size, sizeof(size)),
-            render_size((uint64_t)speed, rate, sizeof(rate)));
+    fprintf(
+        stderr, "\r%s [%.*s%*s] %5.1f%% %s %s/s", p->what, filled, "##############################",
+        30 - filled, "", total ? 100.0 * (double)done / (double)total : 100.0,
+        render_size(done, size, sizeof(size)), render_size((uint64_t)speed, rate, sizeof(rate)));
     if (speed > 0 && done < total)
         fprintf(stderr, " %.0fs left", (double)(total - done) / speed);
     fprintf(stderr, "\033[K");

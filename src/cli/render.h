@@ -19,13 +19,14 @@ void render_json(json_t *value);
 /* "varve COMMAND: text" on stderr; returns EXIT_FAILED. */
 int fail(const struct args *args, const struct err *err);
 
-/* Table with columns aligned: rows of cells, header first; numbers right-aligned where `right` says 'r'. */
+/* Table with columns aligned: rows of cells, header first; numbers right-aligned where `right` says
+ * 'r'. */
 struct table_out {
     unsigned cols;
     char **cells; /* nb * cols, owned */
     unsigned nb;
 };
-void table_out_row(struct table_out *t, ...); /* cols strings, copied */
+void table_out_row(struct table_out *t, ...);                 /* cols strings, copied */
 void table_out_print(struct table_out *t, const char *align); /* 'l' or 'r' a column; frees cells */
 
 /* A progress bar on a terminal: bytes, rate, time left; nothing elsewhere or with -q. */

@@ -47,8 +47,7 @@ static void take_snapshots(struct target *t)
             continue;
         if (asprintf(&name, "%s@%s", v->name, v->elems[i].snap) < 0)
             abort();
-        t->snaps[t->opts.nb_snapshots++] =
-            (struct serve_snapshot){keep(t, name), v->elems[i].path};
+        t->snaps[t->opts.nb_snapshots++] = (struct serve_snapshot){keep(t, name), v->elems[i].path};
     }
     t->opts.snapshots = t->snaps;
 }
@@ -170,10 +169,13 @@ const struct command command_serve = {
     .name = "serve",
     .summary = "give a disk to guests over NBD",
     .text =
-        "Serves one volume of a pool, or one image file, until SIGTERM. The disk is the export with "
-        "the empty name and the one with the volume's name; every snapshot below it is the read-only "
+        "Serves one volume of a pool, or one image file, until SIGTERM. The disk is the export "
+        "with "
+        "the empty name and the one with the volume's name; every snapshot below it is the "
+        "read-only "
         "export VOLUME@SNAPSHOT. A volume's control socket (QMP) is <runtime>/<pool>/<volume>.qmp, "
-        "where the other commands find it; the runtime directory is $VARVE_RUNTIME or /run/varve.\n\n"
+        "where the other commands find it; the runtime directory is $VARVE_RUNTIME or "
+        "/run/varve.\n\n"
         "--export nbd,unix=PATH or --export nbd,host=H,port=P, with ,name=N for one more name, may "
         "be given several times. A guest survives a restart of the server if its QEMU was started "
         "with reconnect-delay.",
@@ -181,13 +183,16 @@ const struct command command_serve = {
     .options =
         (const struct option[]){
             {0, "export", "SPEC", "how a guest gets in: nbd,unix=PATH or nbd,host=H,port=P"},
-            {'f', "format", "FORMAT", "format of FILE (default: by its content; a .raw file is raw)",
-             COMPLETE_WORDS, "qcow2 raw"},
+            {'f', "format", "FORMAT",
+             "format of FILE (default: by its content; a .raw file is raw)", COMPLETE_WORDS,
+             "qcow2 raw"},
             {0, "qmp", "SOCKET", "control socket (default: the volume's; none for a file)",
              COMPLETE_FILE},
-            {0, "cache-size", "BYTES", "bound of the metadata cache (default: covers the disk, at most 32M)"},
+            {0, "cache-size", "BYTES",
+             "bound of the metadata cache (default: covers the disk, at most 32M)"},
             {0, "preallocate", "BYTES", "step in which the file grows (default 128M)"},
-            {0, "discard", "HOW", "unmap (default) frees discarded clusters, keep leaves them their place",
+            {0, "discard", "HOW",
+             "unmap (default) frees discarded clusters, keep leaves them their place",
              COMPLETE_WORDS, "unmap keep"},
             {0, "durability", "MODE", "flush: what was flushed survives everything", COMPLETE_WORDS,
              "flush"},

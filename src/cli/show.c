@@ -16,11 +16,11 @@ static const char *date_text(int64_t when, char *buf, size_t len)
 
 static json_t *elem_json(const struct vol_elem *e)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i}", "file", e->file, "path",
-                          e->path, "format", e->format, "virtual-size", (json_int_t)e->virtual_len,
-                          "file-size", (json_int_t)e->file_len, "allocated",
-                          (json_int_t)e->allocated, "created", (json_int_t)e->created,
-                          "in-current", e->current_line, "depth", (int)e->depth);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i}", "file", e->file, "path", e->path,
+                  "format", e->format, "virtual-size", (json_int_t)e->virtual_len, "file-size",
+                  (json_int_t)e->file_len, "allocated", (json_int_t)e->allocated, "created",
+                  (json_int_t)e->created, "in-current", e->current_line, "depth", (int)e->depth);
 
     json_object_set_new(o, "snapshot", e->snap ? json_string(e->snap) : json_null());
     json_object_set_new(o, "parent", e->parent_snap ? json_string(e->parent_snap) : json_null());
@@ -37,9 +37,9 @@ static json_t *info_json(const struct vol_info *v)
         json_array_append_new(elems, elem_json(&v->elems[i]));
     for (unsigned i = 0; i < v->nb_clones; i++)
         json_array_append_new(clones, json_string(v->clones[i]));
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:s, s:o, s:o}", "id", v->id,
-                     "pool", v->pool, "vmid", v->vmid ? v->vmid : "", "name", v->name, "format",
-                     v->format, "kind", v->kind, "path", v->path, "virtual-size",
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:s, s:o, s:o}", "id",
+                     v->id, "pool", v->pool, "vmid", v->vmid ? v->vmid : "", "name", v->name,
+                     "format", v->format, "kind", v->kind, "path", v->path, "virtual-size",
                      (json_int_t)v->virtual_len, "allocated", (json_int_t)v->allocated, "served",
                      v->served, "qmp", v->qmp_path ? v->qmp_path : "", "elements", elems, "clones",
                      clones);
@@ -59,11 +59,10 @@ static void add_row(struct list_out *out, const char *name, const char *kind, co
 
     table_out_row(&out->table, name, kind, format, render_size(virtual_len, size, sizeof(size)),
                   render_size(allocated, used, sizeof(used)), state);
-    json_array_append_new(out->json,
-                          json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "id", name, "kind", kind,
-                                    "format", format, "virtual-size", (json_int_t)virtual_len,
-                                    "allocated", (json_int_t)allocated, "served",
-                                    !strcmp(state, "served")));
+    json_array_append_new(
+        out->json, json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "id", name, "kind", kind, "format",
+                             format, "virtual-size", (json_int_t)virtual_len, "allocated",
+                             (json_int_t)allocated, "served", !strcmp(state, "served")));
 }
 
 static void list_volume(struct list_out *out, const struct vol_info *v)

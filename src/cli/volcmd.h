@@ -15,8 +15,8 @@ struct volcmd {
     bool json;
 };
 
-/* Loads the configuration and runs `fn` in a reactor; a negative result is reported. Warnings and broken
- * sections of the configuration go to stderr unless -q. Returns the exit status. */
+/* Loads the configuration and runs `fn` in a reactor; a negative result is reported. Warnings and
+ * broken sections of the configuration go to stderr unless -q. Returns the exit status. */
 int volcmd_run(const struct args *args, const char *what,
                int (*fn)(struct volcmd *cmd, struct err *err));
 /* Parses operand n as a volume or snapshot. */
@@ -25,10 +25,19 @@ int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, stru
 void volcmd_done(struct volcmd *cmd);
 
 #define VOL_OPT_CONFIG                                                                             \
-    {0, "config", "FILE",                                                                          \
-     "storage.cfg to use (default: $VARVE_CONFIG, /etc/varve/storage.cfg, /etc/pve/storage.cfg)",  \
-     COMPLETE_FILE}
-#define VOL_OPT_JSON {0, "json", NULL, "print JSON"}
-#define VOL_OPT_DRY_RUN {0, "dry-run", NULL, "say what would be done, change nothing"}
+    {                                                                                              \
+        0, "config", "FILE",                                                                       \
+            "storage.cfg to use (default: $VARVE_CONFIG, /etc/varve/storage.cfg, "                 \
+            "/etc/pve/storage.cfg)",                                                               \
+            COMPLETE_FILE                                                                          \
+    }
+#define VOL_OPT_JSON                                                                               \
+    {                                                                                              \
+        0, "json", NULL, "print JSON"                                                              \
+    }
+#define VOL_OPT_DRY_RUN                                                                            \
+    {                                                                                              \
+        0, "dry-run", NULL, "say what would be done, change nothing"                               \
+    }
 
 #endif

@@ -58,7 +58,10 @@ static int run_create(const struct args *args)
 }
 
 #define OPT_CREATE                                                                                 \
-    {'o', "options", "K=V,...", "cluster_size, extended_l2, preallocation (off, metadata, falloc, full)"}
+    {                                                                                              \
+        'o', "options", "K=V,...",                                                                 \
+            "cluster_size, extended_l2, preallocation (off, metadata, falloc, full)"               \
+    }
 
 const struct command command_create = {
     .name = "create",
@@ -107,16 +110,17 @@ const struct command command_import = {
             "its author's choice. The volume appears when it is complete.",
     .operands =
         (const struct operand[]){{"FILE", COMPLETE_FILE}, {"POOL:VOLUME", COMPLETE_VOLUME}, {0}},
-    .options = (const struct option[]){{0, "source-format", "FORMAT",
-                                        "format of FILE (default: by its content; a .raw file is raw)",
-                                        COMPLETE_WORDS, "qcow2 raw"},
-                                       {'f', "format", "FORMAT", "of the volume: qcow2 or raw",
-                                        COMPLETE_WORDS, "qcow2 raw"},
-                                       OPT_CREATE,
-                                       VOL_OPT_CONFIG,
-                                       VOL_OPT_JSON,
-                                       VOL_OPT_DRY_RUN,
-                                       {0}},
+    .options =
+        (const struct option[]){
+            {0, "source-format", "FORMAT",
+             "format of FILE (default: by its content; a .raw file is raw)", COMPLETE_WORDS,
+             "qcow2 raw"},
+            {'f', "format", "FORMAT", "of the volume: qcow2 or raw", COMPLETE_WORDS, "qcow2 raw"},
+            OPT_CREATE,
+            VOL_OPT_CONFIG,
+            VOL_OPT_JSON,
+            VOL_OPT_DRY_RUN,
+            {0}},
     .example = "  zcat disk.raw.gz | varve import - local:100/vm-100-disk-0",
     .run = run_import,
 };
@@ -186,13 +190,13 @@ const struct command command_rollback = {
             "last snapshot is dropped unless --keep makes it a snapshot first; all snapshots stay. "
             "Refused while a client that may write is connected, unless --force drops it.",
     .operands = (const struct operand[]){{"POOL:VOLUME@SNAPSHOT", COMPLETE_SNAPSHOT}, {0}},
-    .options = (const struct option[]){{0, "keep", "SNAPSHOT",
-                                        "keep the present state as this snapshot"},
-                                       {0, "force", NULL, "drop clients that are connected"},
-                                       VOL_OPT_CONFIG,
-                                       VOL_OPT_JSON,
-                                       VOL_OPT_DRY_RUN,
-                                       {0}},
+    .options =
+        (const struct option[]){{0, "keep", "SNAPSHOT", "keep the present state as this snapshot"},
+                                {0, "force", NULL, "drop clients that are connected"},
+                                VOL_OPT_CONFIG,
+                                VOL_OPT_JSON,
+                                VOL_OPT_DRY_RUN,
+                                {0}},
     .example = "  varve rollback local:100/vm-100-disk-0@before-upgrade --keep broken",
     .run = run_rollback,
 };

@@ -4,7 +4,8 @@
  *
  * States as QEMU's jobs:
  *
- *   CREATED -> RUNNING <-> PAUSED                      (any state) -> ABORTING -> CONCLUDED -> (gone)
+ *   CREATED -> RUNNING <-> PAUSED                      (any state) -> ABORTING -> CONCLUDED ->
+ * (gone)
  *                 |
  *                 +-> READY <-> STANDBY  (active commit only) -> WAITING/PENDING -> CONCLUDED
  *                 +-> WAITING -> PENDING -> CONCLUDED
@@ -47,7 +48,13 @@ struct job_info { /* a snapshot of a job's figures */
     int rc;                           /* when concluded */
     char error[256];
 };
-enum job_event { JOB_EVENT_STATE, JOB_EVENT_READY, JOB_EVENT_COMPLETED, JOB_EVENT_CANCELLED, JOB_EVENT_ERROR };
+enum job_event {
+    JOB_EVENT_STATE,
+    JOB_EVENT_READY,
+    JOB_EVENT_COMPLETED,
+    JOB_EVENT_CANCELLED,
+    JOB_EVENT_ERROR
+};
 
 struct job;
 struct jobs; /* all jobs of a process; owns them */
@@ -67,16 +74,18 @@ struct job_opts {
     const char *backing_name;
 };
 /*
- * Commit: merges `top` and every layer down to, but without, `base` into `base`; layers between are removed
- * from the chain and the image above `top` gets `base` as backing file. base grows first if
- * it is shorter. With `top` == the chain's top it is an active commit: guest writes go to both once the
- * job is READY; job_complete pivots to base. The removed layers are closed; files are not deleted.
+ * Commit: merges `top` and every layer down to, but without, `base` into `base`; layers between are
+ * removed from the chain and the image above `top` gets `base` as backing file. base grows first if
+ * it is shorter. With `top` == the chain's top it is an active commit: guest writes go to both once
+ * the job is READY; job_complete pivots to base. The removed layers are closed; files are not
+ * deleted.
  */
 SUSPENDS int job_commit(struct jobs *jobs, struct chain *chain, struct layer *top,
                         struct layer *base, const struct job_opts *opts, struct err *err);
 /*
- * Stream: copies into `top` what the layers between it and `base` (excluded; NULL: everything below) hold
- * and top does not; then `top` gets base as backing file and the layers between are removed.
+ * Stream: copies into `top` what the layers between it and `base` (excluded; NULL: everything
+ * below) hold and top does not; then `top` gets base as backing file and the layers between are
+ * removed.
  */
 SUSPENDS int job_stream(struct jobs *jobs, struct chain *chain, struct layer *top,
                         struct layer *base, const struct job_opts *opts, struct err *err);
@@ -103,12 +112,12 @@ struct job_direction {
 };
 SUSPENDS int job_direction(struct chain *chain, unsigned index, struct job_direction *ret);
 
-/* The one copy loop, also used by convert: copies what `chain` shows from `layer` downwards (NULL: top)
- * into `dst` (a writable chain at least as long), zeroes kept as zeroes. */
+/* The one copy loop, also used by convert: copies what `chain` shows from `layer` downwards (NULL:
+ * top) into `dst` (a writable chain at least as long), zeroes kept as zeroes. */
 struct copy_opts {
-    unsigned parallel;     /* requests at once; 0 = 8 */
-    bool target_is_zero;   /* zero ranges need no write */
-    uint64_t min_zero;     /* detect runs of zero bytes in data of at least so many; 0 = off */
+    unsigned parallel;   /* requests at once; 0 = 8 */
+    bool target_is_zero; /* zero ranges need no write */
+    uint64_t min_zero;   /* detect runs of zero bytes in data of at least so many; 0 = off */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *ctx;
 };

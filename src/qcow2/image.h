@@ -27,7 +27,10 @@ struct image_below {
     void *ctx;
 };
 
-enum image_discard { IMAGE_DISCARD_UNMAP, IMAGE_DISCARD_KEEP /* zero flag, cluster keeps its place */ };
+enum image_discard {
+    IMAGE_DISCARD_UNMAP,
+    IMAGE_DISCARD_KEEP /* zero flag, cluster keeps its place */
+};
 
 struct image_opts {
     bool writable;
@@ -48,7 +51,8 @@ struct image_opts {
  */
 SUSPENDS int image_open(struct blk *blk, const struct image_opts *opts, struct image **ret,
                         struct err *err);
-/* Flushes, gives unused runs back, trims the file's end, closes the blk, frees. Frees in any case. */
+/* Flushes, gives unused runs back, trims the file's end, closes the blk, frees. Frees in any case.
+ */
 SUSPENDS int image_close(struct image *img, struct err *err);
 const struct qcow2_header *image_header(const struct image *img);
 struct blk *image_blk(const struct image *img);
@@ -67,16 +71,18 @@ enum extent_kind {
 };
 struct extent {
     enum extent_kind kind;
-    uint64_t len;      /* bytes of this kind from the asked offset; DATA: contiguous on the host too */
+    uint64_t len; /* bytes of this kind from the asked offset; DATA: contiguous on the host too */
     uint64_t host_off; /* DATA; ZERO with a kept cluster: its place; else 0 */
     bool host_valid;   /* host_off means something */
 };
 /* First extent of a range; 0 < ret->len <= len. Never crosses what is needed to know; merges
  * neighbouring clusters while that needs no further wait. -EIO, -EUCLEAN. */
 SUSPENDS int image_map(struct image *img, uint64_t guest_off, uint64_t len, struct extent *ret);
-/* True if a write of this range would go in place: mapped, owned by this layer alone; then *ret_host is
- * where and returns the length of the prefix (0: no). Never waits: false on a cache miss. */
-uint64_t image_map_in_place(struct image *img, uint64_t guest_off, uint64_t len, uint64_t *ret_host);
+/* True if a write of this range would go in place: mapped, owned by this layer alone; then
+ * *ret_host is where and returns the length of the prefix (0: no). Never waits: false on a cache
+ * miss. */
+uint64_t image_map_in_place(struct image *img, uint64_t guest_off, uint64_t len,
+                            uint64_t *ret_host);
 /* Host space that an extent names is not reused while a request that was inside when it was mapped
  * still is. The calls below enter by themselves; whoever does I/O on image_blk() with mapped
  * extents enters before the lookup and leaves after the I/O. Never waits. */
@@ -88,8 +94,8 @@ void image_enter(struct image *img, struct image_req *req);
 void image_leave(struct image *img, struct image_req *req);
 /* After a write that went to image_blk() directly: the next image_flush must reach the device. */
 void image_note_write(struct image *img);
-/* Bytes of guest data this layer holds itself (allocated, not zero): for choosing a merge direction.
- * Walks all L2 tables once; waits. */
+/* Bytes of guest data this layer holds itself (allocated, not zero): for choosing a merge
+ * direction. Walks all L2 tables once; waits. */
 SUSPENDS int image_allocated_bytes(struct image *img, uint64_t *ret);
 
 /* ---- data ---- */
@@ -99,8 +105,9 @@ SUSPENDS int image_read(struct image *img, uint64_t guest_off, uint64_t len, str
 /* flags: BLK_FUA (data and mapping durable on return). Errors: -ENOSPC, -EIO, -EROFS, -EUCLEAN. */
 SUSPENDS int image_write(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,
                          unsigned flags, const struct image_below *below);
-/* Makes the range read as zero. flags: BLK_FUA; BLK_MAY_UNMAP frees clusters. Partial (sub)clusters at the
- * edges are written. v2 images: unallocated without a backing file, else data zeroes are written. */
+/* Makes the range read as zero. flags: BLK_FUA; BLK_MAY_UNMAP frees clusters. Partial (sub)clusters
+ * at the edges are written. v2 images: unallocated without a backing file, else data zeroes are
+ * written. */
 SUSPENDS int image_zero(struct image *img, uint64_t guest_off, uint64_t len, unsigned flags,
                         const struct image_below *below);
 /* Advisory: whole clusters inside the range stop to hold data and read as zero (never as older
@@ -149,8 +156,8 @@ struct image_create_opts {
 };
 /* Writes a new empty image to blk (a file is emptied first; a device keeps its other content) and
  * flushes it. Preallocation modes of an image with a backing file need extended L2 (-EINVAL
- * otherwise). On a device whose space is not known to read as zero, preallocated clusters carry zero
- * marks. Nothing is left behind as a valid image on failure. */
+ * otherwise). On a device whose space is not known to read as zero, preallocated clusters carry
+ * zero marks. Nothing is left behind as a valid image on failure. */
 SUSPENDS int image_create(struct blk *blk, const struct image_create_opts *opts, struct err *err);
 /* Checks options alone (same errors as image_create), before any file is touched. */
 int image_create_check(const struct image_create_opts *opts, struct err *err);
@@ -166,9 +173,9 @@ struct image_check {
     uint64_t image_end_off;
     bool bitmap_clusters_seen;
 };
-/* Full consistency check, no repair: every reference counted, compared with the refcounts, overlaps and reserved
- * bits reported. report (may be NULL) is called with one line a finding. Memory is bounded by the
- * file's length. Works on what image_open(no_open_checks) gives, read-only. */
+/* Full consistency check, no repair: every reference counted, compared with the refcounts, overlaps
+ * and reserved bits reported. report (may be NULL) is called with one line a finding. Memory is
+ * bounded by the file's length. Works on what image_open(no_open_checks) gives, read-only. */
 SUSPENDS int image_check(struct image *img, struct image_check *ret,
                          void (*report)(void *ctx, const char *line), void *ctx, struct err *err);
 

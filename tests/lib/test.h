@@ -23,7 +23,8 @@ struct test {
 void test_register(struct test *t);
 _Noreturn void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* A fresh directory, removed when the program ends well; the same one for all tests of a program. */
+/* A fresh directory, removed when the program ends well; the same one for all tests of a program.
+ */
 const char *test_dir(void);
 /* Runs a shell command; fails the test unless it exits with 0. The text is printed on failure. */
 void test_sh(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -42,7 +43,7 @@ uint64_t test_seed(void);
         test_register(&test_name##_test);                                                          \
     }                                                                                              \
     attr static void test_name##_body(void)
-#define TEST(name) TEST_(name, false, )
+#define TEST(name)    TEST_(name, false, )
 #define CO_TEST(name) TEST_(name, true, SUSPENDS)
 
 #define CHECK(cond)                                                                                \
