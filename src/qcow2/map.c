@@ -242,7 +242,8 @@ SUSPENDS static int fill_table(struct image *img, const struct host_run *run, ui
 
     if (old_off)
         return copy_table(img, old_off, off);
-    return run->fresh ? 0 : blk_zero(img->blk, off, img->hdr.cluster_size, 0);
+    /* fresh space too: the file must reach that far before an L1 entry points there */
+    return blk_zero(img->blk, off, img->hdr.cluster_size, 0);
 }
 
 SUSPENDS static int own_table_locked(struct image *img, uint64_t index)

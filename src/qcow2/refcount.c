@@ -303,7 +303,8 @@ int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
 
     DEBUG_CHECK(index < img->reftable_entries && !block_off(img, index));
     int rc = vec_reserve(&img->reftable_dirty, img->reftable_dirty.len + 1);
-    if (rc == 0 && cluster < img->fresh_from)
+    /* fresh space too: a power cut must not leave the table pointing behind the file's end */
+    if (rc == 0)
         rc = blk_zero(img->blk, off, img->hdr.cluster_size, 0);
     if (rc == 0)
         rc = meta_add(img, cluster, 1, META_REFBLOCK);
