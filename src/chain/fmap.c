@@ -22,7 +22,9 @@ void fmap_init(struct fmap *m, uint64_t unit, uint64_t bound)
 
     while (bits < SLICE_BITS_MAX && (1ull << bits) < unit * SLICE_EXTENTS_AIM)
         bits++;
-    *m = (struct fmap){.slice_bits = bits, .bound = bound};
+    memset(m, 0, sizeof(*m)); /* too large for a compound literal on a coroutine's stack */
+    m->slice_bits = bits;
+    m->bound = bound;
     list_init(&m->lru);
 }
 

@@ -52,6 +52,11 @@ SUSPENDS static int borrow_status(struct blk *blk, uint64_t off, uint64_t len, b
     return blk_status(inner_of(blk), off, len, ret_data, ret_len);
 }
 
+SUSPENDS static int borrow_preallocate(struct blk *blk, uint64_t off, uint64_t len)
+{
+    return blk_preallocate(inner_of(blk), off, len);
+}
+
 static void borrow_close(struct blk *blk)
 {
     free(container_of(blk, struct borrow, blk));
@@ -66,6 +71,7 @@ static const struct blk_ops borrow_ops = {
     .discard = borrow_discard,
     .resize = borrow_resize,
     .status = borrow_status,
+    .preallocate = borrow_preallocate,
     .close = borrow_close,
 };
 
@@ -130,7 +136,10 @@ void rig_create(struct blk *inner, const struct rig_shape *shape, const char *ba
 
 struct layer *rig_open(struct blk *inner, bool is_qcow2, bool writable, const char *name)
 {
-    struct layer_opts opts = {.writable = writable, .prealloc_step = UINT64_MAX};
+    /* odd ones grow in steps, even ones as they need */
+    static unsigned turn;
+    struct layer_opts opts = {.writable = writable,
+                              .prealloc_step = turn++ % 2 ? 256 * KIB : UINT64_MAX};
     struct layer *layer;
     struct err err = {0};
 
