@@ -24,7 +24,7 @@ static int target_len(const char *text, uint64_t now, uint64_t *ret, struct err 
 
 SUSPENDS static int resize_chain(const struct args *args, struct chain *chain, struct err *err)
 {
-    uint64_t now = chain_len(chain), len;
+    uint64_t now = chain_len(chain), len = 0;
     int rc = target_len(args_operand(args, 1), now, &len, err);
 
     if (rc < 0)

@@ -52,6 +52,22 @@ static void take_snapshots(struct target *t)
     t->opts.snapshots = t->snaps;
 }
 
+/* The folder of a volume's control socket: <runtime>/<pool>, for its owner alone. */
+static int make_runtime_dir(const char *socket, struct err *err)
+{
+    _cleanup_(freep) char *dir = strdup(socket);
+
+    if (!dir)
+        return -ENOMEM;
+    for (char *p = strchr(dir + 1, '/'); p; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        if (mkdir(dir, 0700) < 0 && errno != EEXIST)
+            return err_errno(err, -errno, "make the runtime directory '%s'", dir);
+        *p = '/';
+    }
+    return 0;
+}
+
 SUSPENDS static int find_volume(struct target *t, struct err *err)
 {
     struct vol_ctx ctx = {.cfg = t->cfg};
@@ -78,7 +94,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     if (!t->opts.cache_bytes)
         t->opts.cache_bytes = pool->cache_size;
     take_snapshots(t);
-    return 0;
+    return make_runtime_dir(t->vol->qmp_path, err);
 }
 
 static int take_size(const struct args *args, const char *name, uint64_t *ret, struct err *err)
