@@ -58,6 +58,7 @@ struct world {
     struct ranges ranges;
     struct gate gate; /* guests inside an operation */
     bool stop, job_ready, careful;
+    bool no_cuts; /* length or current disk are about to change outside the chain */
     uint64_t ops, ops_wanted, cuts_done, leaks_seen, unflushed_seen, counts[16];
 };
 
@@ -419,7 +420,8 @@ SUSPENDS static void check_snapshot(struct world *w, unsigned index)
 
 struct copies {
     struct blk *dev[DEPTH_MAX + 1];
-    struct disk *disk[DEPTH_MAX + 1];
+    char name[DEPTH_MAX + 1][NAME_LEN]; /* the disks themselves may be dropped meanwhile */
+    bool qcow2[DEPTH_MAX + 1];
     unsigned nr;
 };
 
@@ -427,7 +429,7 @@ static unsigned find_copy(const struct copies *c, const char *name)
 {
     unsigned i = 0;
 
-    while (i < c->nr && strcmp(c->disk[i]->name, name) != 0)
+    while (i < c->nr && strcmp(c->name[i], name) != 0)
         i++;
     if (i == c->nr)
         test_fail(__FILE__, __LINE__, "backing file %s is gone", name);
@@ -444,7 +446,7 @@ SUSPENDS static struct chain *open_survivors(struct copies *c)
     for (bool more = true; more;) {
         const char *name = NULL;
 
-        layers[nr] = rig_open(c->dev[next], c->disk[next]->qcow2, nr == 0, c->disk[next]->name);
+        layers[nr] = rig_open(c->dev[next], c->qcow2[next], nr == 0, c->name[next]);
         if (layer_image(layers[nr]))
             name = image_header(layer_image(layers[nr]))->backing_name;
         nr++;
@@ -482,8 +484,8 @@ static void free_sectors(struct sector *sectors)
 SUSPENDS static void check_survivors(struct world *w, struct copies *c)
 {
     for (unsigned i = 0; i < c->nr; i++)
-        if (c->disk[i]->qcow2)
-            w->leaks_seen += rig_check(c->dev[i], c->disk[i]->name);
+        if (c->qcow2[i])
+            w->leaks_seen += rig_check(c->dev[i], c->name[i]);
     struct chain *chain = open_survivors(c);
     CHECK_EQ(chain_len(chain), w->cut_len);
     uint8_t *view = rig_view(chain, NULL);
@@ -502,9 +504,11 @@ static void cut_power(struct world *w, struct copies *c)
 
     c->nr = 0;
     for (size_t i = 0; i < w->disks.len; i++) {
-        CHECK_EQ(blk_crash_cut(w->disks.data[i]->dev, rng_next(&w->rng), &c->dev[c->nr], &report),
-                 0);
-        c->disk[c->nr++] = w->disks.data[i];
+        const struct disk *d = w->disks.data[i];
+
+        CHECK_EQ(blk_crash_cut(d->dev, rng_next(&w->rng), &c->dev[c->nr], &report), 0);
+        memcpy(c->name[c->nr], d->name, NAME_LEN);
+        c->qcow2[c->nr++] = d->qcow2;
         w->unflushed_seen += report.unflushed_sectors;
     }
     w->cuts_done++;
@@ -523,6 +527,19 @@ SUSPENDS static void do_cut(struct world *w)
     check_survivors(&then, &c);
     w->leaks_seen += then.leaks_seen;
     free_sectors(then.sectors);
+}
+
+/* At any moment: in the middle of a push, of the end of a job, of a flush. */
+SUSPENDS static int cutter(void *arg)
+{
+    struct world *w = arg;
+
+    while (!w->stop) {
+        timer_sleep(rnd(w, 6000000));
+        if (!w->no_cuts)
+            do_cut(w);
+    }
+    return 0;
 }
 
 /* ---- changes of shape; the main coroutine, guests going on unless drained ---- */
@@ -600,12 +617,14 @@ SUSPENDS static void do_resize(struct world *w)
     uint64_t len = random_len(w);
 
     wait_drained(w);
+    w->no_cuts = true;
     MUST(chain_resize(w->chain, len, &err));
     set_len(w, len);
     w->disks.data[0]->len = len;
     /* a resize is durable on the image's side only with the next flush */
     CHECK_EQ(chain_flush(w->chain), 0);
     history_reset(w, 0);
+    w->no_cuts = false;
     gate_open(&w->gate);
     trail_add(OP_RESIZE, len / RIG_SECTOR, 0, 0);
     w->counts[OP_RESIZE]++;
@@ -614,10 +633,12 @@ SUSPENDS static void do_resize(struct world *w)
 SUSPENDS static void do_reopen(struct world *w)
 {
     wait_drained(w);
+    w->no_cuts = true;
     MUST(chain_close(w->chain, &err));
     history_reset(w, 0);
     check_clean(w);
     open_chain(w);
+    w->no_cuts = false;
     gate_open(&w->gate);
     trail_add(OP_REOPEN, 0, 0, w->disks.len);
     w->counts[OP_REOPEN]++;
@@ -633,6 +654,7 @@ SUSPENDS static void do_rollback(struct world *w)
     struct rig_shape shape = rig_random_shape(&w->rng, to->len, false);
 
     wait_drained(w);
+    w->no_cuts = true;
     MUST(chain_close(w->chain, &err));
     for (unsigned i = 0; i < index; i++)
         disk_drop(w, w->disks.data[i]);
@@ -649,6 +671,7 @@ SUSPENDS static void do_rollback(struct world *w)
     open_chain(w);
     to->view = rig_view(w->chain, chain_layer(w->chain, 1));
     check_view(w);
+    w->no_cuts = false;
     gate_open(&w->gate);
     trail_add(OP_ROLLBACK, 0, 0, w->disks.len);
     w->counts[OP_ROLLBACK]++;
@@ -819,6 +842,7 @@ SUSPENDS static void do_active(struct world *w)
     bool drained = old_len > w->len; /* or else guests would not know of the new end */
     if (drained)
         wait_drained(w);
+    w->no_cuts = drained;
     if (!cancelled) {
         remove_disks(w, 0, base, gone); /* base is current from here on */
         w->cut_len = layer_len(chain_layer(w->chain, base));
@@ -838,6 +862,7 @@ SUSPENDS static void do_active(struct world *w)
         trail_add(OP_ACTIVE, 0, 0, w->disks.len);
         w->counts[OP_ACTIVE]++;
     }
+    w->no_cuts = false;
     if (drained)
         gate_open(&w->gate);
 }
@@ -938,6 +963,7 @@ static void check_with_qemu(struct world *w)
 SUSPENDS static void compare_now(struct world *w)
 {
     wait_drained(w);
+    w->no_cuts = true;
     check_view(w);
     MUST(chain_close(w->chain, &err));
     check_clean(w);
@@ -945,6 +971,7 @@ SUSPENDS static void compare_now(struct world *w)
         check_with_qemu(w);
     history_reset(w, 0);
     open_chain(w);
+    w->no_cuts = false;
     gate_open(&w->gate);
 }
 
@@ -968,6 +995,8 @@ SUSPENDS static int run_world(void *arg)
     co_group_init(&group);
     for (unsigned i = 0; i < GUESTS; i++)
         CHECK_EQ(co_group_spawn(&group, guest, w), 0);
+    if (w->cuts)
+        CHECK_EQ(co_group_spawn(&group, cutter, w), 0);
     while (w->ops < w->ops_wanted) {
         timer_sleep(rnd(w, 1000000));
         step(w);
