@@ -9,6 +9,10 @@
 #define SLICE_COST (sizeof(struct slice) + 16 + 2 * sizeof(struct table_slot))
 /* The hand looks at so many slices for one load, then lets the cache grow. */
 #define CLOCK_STEPS 64u
+/* Slices read at once, and for how many useless such reads in a row it is kept up. */
+#define GROUP_SLICES 16ull
+#define GROUP_SCORE  4
+#define GROUP_RETRY  64u
 
 /* ---- tables of slices ---- */
 
@@ -227,26 +231,98 @@ static bool has_insane_entries(struct image *img, const struct slice *s, const v
     return false;
 }
 
-SUSPENDS static int load(struct image *img, struct slice *s)
+/* The slice's content, in whatever form it can take. */
+static int fill(struct image *img, struct slice *s, const void *content)
 {
-    void *table = table_new(img);
-
-    if (!table)
-        return -ENOMEM;
-    int rc = blk_read(img->blk, cache_disk_off(img, s->key), table, img->slice_bytes);
-    if (rc < 0) {
-        table_free(img, table);
-        return rc;
-    }
-    s->suspect = !(s->key & SLICE_REFCOUNT) && has_insane_entries(img, s, table);
-    if (make_compact(img, s, table)) {
-        table_free(img, table);
+    s->suspect = !(s->key & SLICE_REFCOUNT) && has_insane_entries(img, s, content);
+    if (make_compact(img, s, content))
         return 0;
-    }
-    s->table = table;
+    s->table = table_new(img);
+    if (!s->table)
+        return -ENOMEM;
+    memcpy(s->table, content, img->slice_bytes);
     s->form = SLICE_TABLE;
     account(&img->cache, (int64_t)img->slice_bytes);
     return 0;
+}
+
+/* Slices of one table that are read together, a power of two. */
+static uint64_t group_slices(const struct image *img, uint64_t key)
+{
+    const struct qcow2_header *hdr = &img->hdr;
+    unsigned bits = key & SLICE_REFCOUNT ? hdr->refcount_block_bits - img->ref_slice_bits
+                                         : hdr->l2_bits - img->slice_bits;
+
+    return MIN(GROUP_SLICES, 1ull << bits);
+}
+
+/* A neighbour read on the way: always if it costs a descriptor alone, as a table while there is
+ * plenty of room. */
+static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
+{
+    struct cache *c = &img->cache;
+    enum cluster_kind kind;
+    struct slice as_key = {.key = key};
+
+    if (table_get(&c->index, key))
+        return false;
+    bool compact = compact_form(img, &as_key, content, &kind) != SLICE_TABLE;
+    if (c->bytes + SLICE_COST + (compact ? 0 : img->slice_bytes) > c->limit / 4 * 3)
+        return false;
+    struct slice *s = slice_new(img, key);
+    if (!s)
+        return false;
+    if (fill(img, s, content) < 0) {
+        cache_drop(img, key);
+        return false;
+    }
+    s->state = SLICE_READY;
+    return true;
+}
+
+/*
+ * Reads the slice with its neighbours. A neighbour that is not here when the read begins is as
+ * on disk; one that was loaded, changed, written and evicted meanwhile would come back old: then
+ * l2_writes or refcount_writes has moved.
+ */
+SUSPENDS static int load_group(struct image *img, struct slice *s, uint64_t nr)
+{
+    size_t len = nr * img->slice_bytes;
+    uint64_t first = align_down(s->key, nr);
+    uint64_t writes = img->stats.l2_writes + img->stats.refcount_writes;
+    struct buf b = {buf_get(len), len};
+    unsigned kept = 0;
+
+    if (!b.data)
+        return -ENOMEM;
+    int rc = blk_read(img->blk, cache_disk_off(img, first), b.data, len);
+    if (rc == 0)
+        rc = fill(img, s, (char *)b.data + (s->key - first) * img->slice_bytes);
+    if (rc == 0 && writes == img->stats.l2_writes + img->stats.refcount_writes)
+        for (uint64_t i = 0; i < nr; i++)
+            kept += first + i != s->key &&
+                    keep_neighbour(img, first + i, (char *)b.data + i * img->slice_bytes);
+    img->cache.group_score = kept ? GROUP_SCORE : img->cache.group_score - 1;
+    buf_drop(&b);
+    return rc;
+}
+
+SUSPENDS static int load(struct image *img, struct slice *s)
+{
+    uint64_t nr = group_slices(img, s->key);
+
+    /* while neighbours are worth keeping; now and then look whether they are again */
+    if (nr > 1 && (img->cache.group_score > 0 || img->cache.misses % GROUP_RETRY == 0)) {
+        img->cache.group_score = MAX(img->cache.group_score, 1);
+        return load_group(img, s, nr);
+    }
+    void *content = table_new(img);
+    int rc = content ? blk_read(img->blk, cache_disk_off(img, s->key), content, img->slice_bytes)
+                     : -ENOMEM;
+    if (rc == 0)
+        rc = fill(img, s, content);
+    table_free(img, content);
+    return rc;
 }
 
 /* The caller's pin keeps the slice over the wait. */
@@ -366,7 +442,7 @@ int cache_init(struct image *img, uint64_t limit)
 {
     struct cache *c = &img->cache;
 
-    *c = (struct cache){.limit = MAX(limit, 64 * KIB)};
+    *c = (struct cache){.limit = MAX(limit, 64 * KIB), .group_score = GROUP_SCORE};
     list_init(&c->ring);
     list_init(&c->dirty);
     return 0;

@@ -62,6 +62,7 @@ struct cache {
     struct list dirty;
     uint64_t limit, bytes, dirty_bytes; /* of slices with a place on a dirty list */
     uint64_t hits, misses, bytes_max;
+    int group_score; /* above 0: misses read the neighbours too */
 };
 
 int cache_init(struct image *img, uint64_t limit);

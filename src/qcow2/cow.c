@@ -48,8 +48,11 @@ bool cow_is_zero(struct image *img, uint64_t guest_off, uint64_t len,
 
         if (map_cached(img, guest_off, end - guest_off, &ext) < 0)
             return false;
-        if (ext.kind == EXTENT_UNALLOCATED ? !below_is_zero(guest_off, ext.len, below)
-                                           : ext.kind != EXTENT_ZERO)
+        /* with a backing file that the caller does not have at hand it is not known */
+        bool zero = ext.kind == EXTENT_ZERO ||
+                    (ext.kind == EXTENT_UNALLOCATED && (below || !img->hdr.backing_name) &&
+                     below_is_zero(guest_off, ext.len, below));
+        if (!zero)
             return false;
         guest_off += ext.len;
     }

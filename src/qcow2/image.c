@@ -315,10 +315,11 @@ int image_open(struct blk *blk, const struct image_opts *opts, struct image **re
 SUSPENDS static int finish_writing(struct image *img, struct err *err)
 {
     DEBUG_CHECK(list_empty(&img->claims) && list_empty(&img->reqs));
-    if (image_check_writable(img) < 0)
-        return img->failed ? err_errno(err, -EIO, "the image failed before") : 0;
+    if (img->failed)
+        return err_errno(err, -EIO, "the image failed before");
     int rc = image_flush(img);
-    if (rc == 0)
+    /* a corrupt image gets what was written before; its refcounts are not to be trusted */
+    if (rc == 0 && !img->corrupt)
         rc = alloc_finish(img);
     if (rc == 0)
         rc = image_flush(img);

@@ -23,6 +23,7 @@ struct zero_op {
     uint64_t start, end; /* guest; whole units (subclusters) */
     enum zero_mode mode;
     bool covers; /* something lies below: unallocated does not read as zero */
+    const struct image_below *below;
 };
 
 static bool has_below(const struct image *img, const struct image_below *below)
@@ -142,6 +143,16 @@ SUSPENDS static int zero_in_slice(struct image *img, struct slice *s, const stru
 
 /* ---- ranges ---- */
 
+/* No L2 table, and nothing but zeroes below: a discarded empty disk needs no tables. */
+static bool is_empty(struct image *img, const struct zero_op *op, uint64_t at, uint64_t n)
+{
+    uint64_t entry = img->l1[l1_index(img, at)];
+
+    if (entry & (L1_OFFSET_MASK | L1_BAD))
+        return false;
+    return !op->covers || op->mode == ZERO_FORGET || cow_is_zero(img, at, n, op->below);
+}
+
 /* The entries of all clusters that op touches; a part of a compressed cluster must not be in it. */
 SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
 {
@@ -158,19 +169,18 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
             rc = write_throttle(img);
         if (rc < 0)
             return rc;
-        if (op->covers && op->mode != ZERO_FORGET)
-            rc = map_own_table(img, at);
-        else if (img->l1[l1_index(img, at)] & L1_OFFSET_MASK)
-            rc = map_own_table(img, at); /* shared with a snapshot: copied first */
+        if (is_empty(img, op, at, n)) {
+            at += n;
+            continue;
+        }
+        rc = map_own_table(img, at); /* made, or copied if a snapshot shares it */
         if (rc == 0)
             rc = map_pin(img, at, &s);
-        if (rc < 0 && rc != -ENOENT) /* no table: zero already */
-            return rc;
         if (rc == 0) {
             rc = zero_in_slice(img, s, op, at, at + n, &done);
             cache_put(img, s);
         }
-        if (rc < 0 && rc != -ENOENT)
+        if (rc < 0)
             return rc;
         at += done ? n : 0;
     }
@@ -248,6 +258,7 @@ SUSPENDS static int zero_range(struct image *img, uint64_t guest_off, uint64_t l
         .end = align_down(end, unit),
         .mode = flags & BLK_MAY_UNMAP ? ZERO_DISCARD : ZERO_KEEP,
         .covers = has_below(img, below),
+        .below = below,
     };
 
     if (end == img->hdr.virtual_len)
@@ -291,6 +302,7 @@ int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
         .end = end == img->hdr.virtual_len ? align_up(end, cs) : align_down(end, cs),
         .mode = img->opts.discard == IMAGE_DISCARD_KEEP ? ZERO_KEEP : ZERO_DISCARD,
         .covers = has_below(img, below),
+        .below = below,
     };
     struct image_req req;
     int rc = image_check_writable(img);

@@ -506,7 +506,7 @@ static void expect_noticed(enum flush_mutation m, const char *name)
     unsigned i = 0;
 
     flush_mutation = m;
-    for (; i < 400 && t.violations == 0; i++)
+    for (; i < 4000 && t.violations == 0; i++)
         one_cut(&mutation_configs[i % ARRAY_SIZE(mutation_configs)], test_seed() + i, true, &t);
     flush_mutation = FLUSH_AS_IS;
     printf("  %-28s noticed after %u cuts\n", name, i);
