@@ -69,7 +69,9 @@ static int map_in_entry(struct image *img, const struct slice *slice, uint64_t g
     struct l2_entry e = slice_entry(hdr, slice, slice_index(img, guest_off));
     enum cluster_kind kind = l2_kind(hdr, e, sub);
 
-    if (kind == CLUSTER_INVALID || (slice->suspect && !map_entry_is_sane(img, e)))
+    /* the length of a compressed stream is a bound: it may reach over others when it is read */
+    if (kind == CLUSTER_INVALID ||
+        (slice->suspect && kind != CLUSTER_COMPRESSED && !map_entry_is_sane(img, e)))
         return -EUCLEAN;
     uint64_t end = (uint64_t)(sub + l2_run(hdr, e, sub)) << hdr->subcluster_bits;
     uint64_t in = in_cluster(img, guest_off);
