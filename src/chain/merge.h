@@ -53,7 +53,7 @@ struct chain_watch {
 };
 
 /* ---- changes of shape ---- */
-/* Marks layers first..last (downwards) for one job; -EBUSY if one is used by a view or pinned. */
+/* Marks layers first..last (downwards) for one job; -EBUSY if one is pinned. */
 int chain_pin(struct chain *chain, struct layer *first, struct layer *last, struct err *err);
 void chain_unpin(struct layer *first, struct layer *last);
 /* Locks the shape, closes both gates; nothing is in flight afterwards. */

@@ -160,6 +160,7 @@ SUSPENDS static int push_drained(struct chain *chain, struct layer *layer, struc
     if (rc < 0)
         return rc;
     chain_attach(chain, 0, layer);
+    chain_share_cache(chain);
     chain->stats.pivots++;
     return 0;
 }
@@ -215,6 +216,7 @@ struct layer *chain_cut(struct chain *chain, struct layer *first, struct layer *
     if (chain->layers.len == 1)
         fmap_drop_layer(&chain->fmap, chain_top(chain)->slot);
     chain->writable = chain_top(chain)->writable;
+    chain_share_cache(chain);
     return first;
 }
 
@@ -238,8 +240,6 @@ int chain_pin(struct chain *chain, struct layer *first, struct layer *last, stru
     for (struct layer *l = first; l; l = l->lower) {
         if (l->pinned)
             return err_set(err, -EBUSY, "another job is merging '%s'", l->path);
-        if (l->users > 0)
-            return err_set(err, -EBUSY, "'%s' is in use", l->path);
         if (l == last)
             break;
     }

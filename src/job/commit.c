@@ -364,7 +364,9 @@ int job_commit(struct jobs *jobs, struct chain *chain, struct layer *top, struct
         return err_set(err, -EROFS, "'%s' is open read-only", layer_path(chain_layer(chain, 0)));
     if (layer_chain(top) != chain || layer_chain(base) != chain || !is_below(top, base))
         return err_set(err, -EINVAL, "'%s' is not below '%s'", layer_path(base), layer_path(top));
-    int rc = chain_pin(chain, top, base, err);
+    int rc = job_check_unused(top, base, err);
+    if (rc == 0)
+        rc = chain_pin(chain, top, base, err);
     if (rc < 0)
         return rc;
     struct job proto = {

@@ -246,7 +246,11 @@ int job_stream(struct jobs *jobs, struct chain *chain, struct layer *top, struct
     if (layer_lower(top) == base)
         return err_set(err, -EINVAL, "there is nothing between '%s' and what is to stay below it",
                        layer_path(top));
-    int rc = chain_pin(chain, top, base, err);
+    /* views of top and of base read the same all the time; only what is between goes away */
+    struct layer *last = base ? layer_upper(base) : chain_layer(chain, chain_depth(chain) - 1);
+    int rc = job_check_unused(layer_lower(top), last, err);
+    if (rc == 0)
+        rc = chain_pin(chain, top, base, err);
     if (rc < 0)
         return rc;
     struct job proto = {
