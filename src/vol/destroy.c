@@ -387,15 +387,24 @@ SUSPENDS static int destroy_snapshot(struct op *op, const struct vol_name *name,
 /* A deletion that was cut off is finished by op_begin: then there is nothing left to do. */
 static bool being_deleted(const struct vol_ctx *ctx, const struct vol_name *name)
 {
-    _cleanup_(catalog_freep) struct catalog *cat = NULL;
+    _cleanup_(freep) char *images = NULL;
+    struct intents intents = {0};
     const struct pool *pool;
-    struct cvol *vol;
+    bool found = false;
 
     if (!*name->snap || config_pool(ctx->cfg, name->pool, &pool, NULL) < 0 ||
-        catalog_scan(pool, &cat, NULL) < 0 || catalog_find(cat, name, &vol, NULL) < 0)
+        store_open(pool, &images, NULL) < 0 || intents_load(images, false, &intents, NULL) < 0)
         return false;
-    const struct cfile *snap = cvol_snap(vol, name->snap);
-    return snap && snap->deleting;
+    vec_for_each(it, &intents.list) {
+        const json_t *json = (*it)->json;
+
+        found |= strcmp(intent_op(*it), "destroy-snapshot") == 0 &&
+                 strcmp(intent_str(json, "vmid"), name->vmid) == 0 &&
+                 strcmp(intent_str(json, "stem"), name->name) == 0 &&
+                 strcmp(intent_str(json, "snap"), name->snap) == 0;
+    }
+    intents_fini(&intents);
+    return found;
 }
 
 int vol_destroy(const struct vol_ctx *ctx, const struct vol_name *name, bool flatten,

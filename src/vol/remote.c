@@ -5,28 +5,46 @@
 #include <stdio.h>
 #include <string.h>
 #include "qmp/qmp.h"
+#include "rt/reactor.h"
 #include "rt/timer.h"
 #include "vol/internal.h"
 
-#define JOB_POLL_NS (20 * NSEC_PER_MSEC)
+#define JOB_POLL_NS     (20 * NSEC_PER_MSEC)
+#define DYING_SERVER_NS (3 * NSEC_PER_SEC)
 
 struct remote {
     struct qmp_client *qmp; /* owned */
 };
 
-int remote_open_path(const char *qmp_path, struct remote **ret, struct err *err)
+/* *ret NULL: nobody serves. */
+SUSPENDS static int try_open(const char *qmp_path, struct qmp_client **ret, struct err *err)
 {
-    struct remote *r;
-
     *ret = NULL;
     if (!socket_is_served(qmp_path)) /* no socket, or one that its dead server left */
         return 0;
-    r = calloc(1, sizeof(*r));
-    int rc = r ? qmp_connect(qmp_path, &r->qmp, err) : err_set(err, -ENOMEM, "out of memory");
-    if (rc < 0) {
-        free(r);
-        return rc == -ENOENT || rc == -ECONNREFUSED ? 0 : rc;
+    int rc = qmp_connect(qmp_path, ret, err);
+    return rc == -ENOENT || rc == -ECONNREFUSED ? 0 : rc;
+}
+
+/* The kernel ends a killed server's sockets a moment after its process: until then they can still be
+ * connected to, and the connection breaks. */
+int remote_open_path(const char *qmp_path, struct remote **ret, struct err *err)
+{
+    uint64_t deadline = reactor_now() + DYING_SERVER_NS;
+    struct qmp_client *qmp;
+    int rc;
+
+    *ret = NULL;
+    while ((rc = try_open(qmp_path, &qmp, err)) == -EPIPE && reactor_now() < deadline)
+        timer_sleep(JOB_POLL_NS);
+    if (rc < 0 || !qmp)
+        return rc;
+    struct remote *r = calloc(1, sizeof(*r));
+    if (!r) {
+        qmp_client_free(qmp);
+        return err_set(err, -ENOMEM, "out of memory");
     }
+    r->qmp = qmp;
     *ret = r;
     return 0;
 }

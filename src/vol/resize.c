@@ -47,8 +47,11 @@ SUSPENDS static int resize_served(struct remote *r, const struct cvol *vol, uint
         rc = err_set(err, -ENOENT, "the volume's server does not have '%s' open", vol->current->path);
     if (rc < 0)
         return rc;
-    return remote_command(r, "block_resize", json_pack("{s:s, s:I}", "node-name", node, "size", (json_int_t)len),
-                          NULL, err);
+    crash_point("resize-begin");
+    rc = remote_command(r, "block_resize", json_pack("{s:s, s:I}", "node-name", node, "size", (json_int_t)len),
+                        NULL, err);
+    crash_point("resize-done");
+    return rc;
 }
 
 int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t len, bool relative,
