@@ -12,20 +12,36 @@
 #include "chain/internal.h"
 
 #define CACHE_DEFAULT_MAX (32 * MIB)
-#define CACHE_MIN         (256 * KIB)
-#define MAP_BYTES_A_GIB   (32 * KIB) /* flattened map and tables, for the default bound */
+#define CACHE_DEFAULT_MIN (4 * MIB)
+#define LAYER_CACHE_MIN   (64 * KIB)
 
 /* ---- opening ---- */
 
-static uint64_t default_cache(uint64_t len)
+/* Bytes that cover the disk: the top's tables, as much again for the layers below and the map. */
+static uint64_t default_cache(const struct layer *top)
 {
-    return MIN(CACHE_DEFAULT_MAX, MAX(2 * MIB, len / GIB * 8 * MAP_BYTES_A_GIB));
+    uint64_t tables = 0;
+
+    if (top->image) {
+        const struct qcow2_header *hdr = image_header(top->image);
+        tables = div_up(hdr->virtual_len, hdr->cluster_size) * hdr->l2_entry_size;
+    }
+    return MIN(CACHE_DEFAULT_MAX, MAX(CACHE_DEFAULT_MIN, 4 * tables));
 }
 
-/* Part of the bound that the flattened map may take; the layers' caches have the rest. */
-static uint64_t map_share(uint64_t cache_bytes)
+/* One layer has everything; else the top a half, the map a quarter, all others share the rest. */
+void chain_share_cache(struct chain *chain)
 {
-    return MAX(cache_bytes / 4, CACHE_MIN);
+    uint64_t whole = chain->cache_bytes, nr = chain->layers.len;
+
+    chain->fmap.bound = whole / 4;
+    for (size_t i = 0; i < nr; i++) {
+        struct layer *l = chain->layers.data[i];
+        uint64_t share = nr == 1 ? whole : i == 0 ? whole / 2 : whole / 4 / (nr - 1);
+
+        if (l->image)
+            image_set_cache_bytes(l->image, MAX(share, LAYER_CACHE_MIN));
+    }
 }
 
 static int check_layers(struct layer *const *layers, unsigned nr, struct err *err)
@@ -56,9 +72,8 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
     chain->unit = UINT64_MAX;
     for (unsigned i = 0; i < nr; i++)
         chain->unit = MIN(chain->unit, layer_unit(layers[i]));
-    if (!cache_bytes)
-        cache_bytes = default_cache(layer_len(layers[0]));
-    fmap_init(&chain->fmap, chain->unit, map_share(cache_bytes));
+    chain->cache_bytes = cache_bytes ? cache_bytes : default_cache(layers[0]);
+    fmap_init(&chain->fmap, chain->unit, 0);
     for (unsigned i = nr; i-- > 0;) {
         rc = chain_reserve(chain);
         if (rc < 0)
@@ -71,6 +86,7 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
         chain_free(chain);
         return err_errno(err, rc, "chain");
     }
+    chain_share_cache(chain);
     *ret = chain;
     return 0;
 }
@@ -155,14 +171,12 @@ SUSPENDS static int open_all(struct opening *o, const char *path, const struct c
         .buffered = opts->buffered,
         .no_lock = opts->no_lock,
         .prealloc_step = opts->prealloc_step,
-        .cache_bytes = opts->cache_bytes / 2,
         .discard = opts->discard,
     };
     bool end = opts->no_backing;
     int rc = open_layer(o, path, &layer_opts, err);
 
     layer_opts.writable = false;
-    layer_opts.cache_bytes = opts->cache_bytes / 4;
     while (rc == 0 && !end)
         rc = open_next(o, &layer_opts, &end, err);
     return rc;

@@ -28,10 +28,10 @@ struct layer {
 
     /* while part of a chain; change only with both gates closed (push: the request gate) */
     struct chain *chain;
-    struct layer *lower;      /* backing layer, NULL at the bottom */
-    unsigned index;           /* 0 = top */
-    unsigned slot;            /* in the flattened map */
-    struct image_below below; /* what a write to this layer reads to fill a (sub)cluster */
+    struct layer *lower;             /* backing layer, NULL at the bottom */
+    unsigned index;                  /* 0 = top */
+    unsigned slot;                   /* in the flattened map */
+    struct image_below below;        /* what a write to this layer reads to fill a (sub)cluster */
     struct image_below below_unsure; /* the same, never telling that something is zero already */
 };
 
@@ -39,7 +39,8 @@ struct chain {
     VEC(struct layer *) layers; /* top first */
     VEC(struct layer *) slots;  /* by slot; NULL: free */
     bool writable;
-    uint64_t unit; /* bytes of the smallest (sub)cluster */
+    uint64_t cache_bytes; /* bound of the map and all layers' metadata together */
+    uint64_t unit;        /* bytes of the smallest (sub)cluster */
     struct fmap fmap;
     struct gate gate;          /* guest requests */
     struct gate work;          /* steps of jobs; closed by changes of shape, not by a push */
@@ -81,6 +82,8 @@ static inline uint64_t layer_unit(const struct layer *layer)
 
 /* ---- chain.c ---- */
 void chain_free(struct chain *chain); /* no layers left in it */
+/* Divides the bound anew; after every change of shape. */
+void chain_share_cache(struct chain *chain);
 
 /* ---- pivot.c ---- */
 /* Attaches a layer at the given index: slot, links, unit. Room was reserved by chain_reserve. */

@@ -30,6 +30,11 @@ struct blk *image_blk(const struct image *img)
     return img->blk;
 }
 
+void image_set_cache_bytes(struct image *img, uint64_t bytes)
+{
+    img->cache.limit = MAX(bytes, 64 * KIB);
+}
+
 uint64_t image_len(const struct image *img)
 {
     return img->hdr.virtual_len;

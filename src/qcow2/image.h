@@ -56,6 +56,8 @@ SUSPENDS int image_open(struct blk *blk, const struct image_opts *opts, struct i
 SUSPENDS int image_close(struct image *img, struct err *err);
 const struct qcow2_header *image_header(const struct image *img);
 struct blk *image_blk(const struct image *img);
+/* Another bound for the metadata cache; what is above it goes as room is needed. */
+void image_set_cache_bytes(struct image *img, uint64_t bytes);
 uint64_t image_len(const struct image *img); /* virtual size in bytes */
 bool image_is_writable(const struct image *img);
 bool image_is_corrupt(const struct image *img);

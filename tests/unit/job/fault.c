@@ -174,6 +174,7 @@ SUSPENDS static int run_setup(void *arg)
     for (unsigned i = 0; i < LAYERS; i++) {
         if (s.qcow2[i])
             set->leaks += rig_check(s.mem[i], "layer");
+        blk_close(s.fault[i]);
         blk_close(s.mem[i]);
     }
     free(s.want);
