@@ -143,25 +143,93 @@ SUSPENDS static int read_entry(struct chain *chain, const struct fmap_entry *e,
     return rc;
 }
 
+/* ---- ranges of several extents: a few of them are read at once ---- */
+
+#define PARTS 8u
+
+struct part {
+    struct chain *chain;
+    struct fmap_entry entry;
+    struct iov_iter iov;
+    bool busy;
+};
+
+SUSPENDS static int read_part(void *arg)
+{
+    struct part *part = arg;
+    int rc = read_entry(part->chain, &part->entry, &part->iov);
+
+    part->busy = false;
+    return rc;
+}
+
+static struct part *free_part(struct part *parts)
+{
+    while (parts->busy)
+        parts++;
+    return parts;
+}
+
+static bool reads_nothing(const struct fmap_entry *e)
+{
+    return e->kind != FMAP_DATA && e->kind != FMAP_COMPRESSED;
+}
+
+/* Reads e beside others, once there is room; iov moves on. */
+SUSPENDS static int start_part(struct chain *chain, struct co_group *group, struct part *parts,
+                               const struct fmap_entry *e, struct iov_iter *iov)
+{
+    if (reads_nothing(e)) {
+        iov_iter_zero(iov, e->len);
+        return 0;
+    }
+    co_group_wait_below(group, PARTS);
+    struct part *part = free_part(parts);
+    *part = (struct part){chain, *e, *iov, true};
+    iov_iter_advance(iov, e->len);
+    if (group->rc < 0 || co_group_spawn(group, read_part, part) == 0)
+        return group->rc;
+    return read_part(part); /* no memory for a child: by ourselves */
+}
+
+/* The first extent is known already. */
+SUSPENDS static int read_parts(struct chain *chain, struct layer *from, struct fmap_entry *e,
+                               uint64_t end, struct iov_iter *iov)
+{
+    struct part parts[PARTS] = {0};
+    struct co_group group;
+    int rc;
+
+    co_group_init(&group);
+    for (;;) {
+        uint64_t next = e->guest_off + e->len;
+
+        rc = start_part(chain, &group, parts, e, iov);
+        if (rc < 0 || next == end)
+            break;
+        rc = chain_resolve(chain, from, next, end - next, e);
+        if (rc < 0)
+            break;
+    }
+    int parts_rc = co_group_wait(&group);
+    return rc < 0 ? rc : parts_rc;
+}
+
 int chain_read_from(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
                     struct iov_iter *iov)
 {
-    if (!from) {
+    struct fmap_entry e;
+
+    if (!from || len == 0) {
         iov_iter_zero(iov, len);
         return 0;
     }
-    while (len > 0) {
-        struct fmap_entry e;
-        int rc = chain_resolve(chain, from, off, len, &e);
-
-        if (rc == 0)
-            rc = read_entry(chain, &e, iov);
-        if (rc < 0)
-            return rc;
-        off += e.len;
-        len -= e.len;
-    }
-    return 0;
+    int rc = chain_resolve(chain, from, off, len, &e);
+    if (rc < 0)
+        return rc;
+    if (e.len == len)
+        return read_entry(chain, &e, iov);
+    return read_parts(chain, from, &e, off + len, iov);
 }
 
 /* ---- what writes to a layer see below it ---- */
