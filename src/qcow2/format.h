@@ -21,6 +21,7 @@
 #define QCOW2_EXT_BITMAPS        0x23852875u
 #define QCOW2_EXT_CRYPT          0x0537be77u
 #define QCOW2_EXT_DATA_FILE      0x44415441u
+#define QCOW2_EXT_GUARD          0x76617276u /* our own: see guard.h */
 
 struct qcow2_disk_header {
     be32 magic;
@@ -78,6 +79,12 @@ struct qcow2_disk_crypt_ext {
     be64 len;
 };
 static_assert(sizeof(struct qcow2_disk_crypt_ext) == 16, "encryption header pointer");
+
+struct qcow2_disk_guard_ext { /* epoch of the map journal */
+    be64 hi;
+    be64 lo;
+};
+static_assert(sizeof(struct qcow2_disk_guard_ext) == 16, "guard");
 
 /* Followed by extra data, id, name; padded to 8 bytes. */
 struct qcow2_disk_snapshot {

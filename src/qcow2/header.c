@@ -237,6 +237,7 @@ static int take_ext(struct qcow2_header *hdr, struct window *w, uint32_t magic, 
         return 0;
     case QCOW2_EXT_BITMAPS:
     case QCOW2_EXT_CRYPT:
+    case QCOW2_EXT_GUARD:
         if (qcow2_header_ext(hdr, magic))
             return err_set(err, -EINVAL, "header extension 0x%08x stands twice", magic);
         break;
@@ -390,6 +391,36 @@ const struct qcow2_ext *qcow2_header_ext(const struct qcow2_header *hdr, uint32_
             return &hdr->exts[i];
     }
     return NULL;
+}
+
+int qcow2_header_set_ext(struct qcow2_header *hdr, uint32_t magic, const void *data, uint32_t len)
+{
+    struct qcow2_ext *ext = NULL;
+
+    for (unsigned i = 0; i < hdr->nb_exts && !ext; i++)
+        ext = hdr->exts[i].magic == magic ? &hdr->exts[i] : NULL;
+    if (!ext)
+        return keep_ext(hdr, magic, data, len, NULL);
+    uint8_t *copy = len == ext->len ? ext->data : realloc(ext->data, len ? len : 1);
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, data, len);
+    ext->data = copy;
+    ext->len = len;
+    return 0;
+}
+
+void qcow2_header_drop_ext(struct qcow2_header *hdr, uint32_t magic)
+{
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < hdr->nb_exts; i++) {
+        if (hdr->exts[i].magic == magic)
+            free(hdr->exts[i].data);
+        else
+            hdr->exts[kept++] = hdr->exts[i];
+    }
+    hdr->nb_exts = kept;
 }
 
 bool qcow2_probe(const void *buf, size_t len)

@@ -86,8 +86,13 @@ void qcow2_header_fini(struct qcow2_header *hdr);
 void qcow2_header_derive(struct qcow2_header *hdr);
 /* Does it fit into one cluster? */
 bool qcow2_header_fits(const struct qcow2_header *hdr);
+/* The same, and a power cut never tears it: its first 512 bytes hold all but the backing name. */
+bool qcow2_header_fits_sector(const struct qcow2_header *hdr);
 /* The extension kept under this magic, NULL if there is none. */
 const struct qcow2_ext *qcow2_header_ext(const struct qcow2_header *hdr, uint32_t magic);
+/* Adds it or changes its content (in memory); 0 or -ENOMEM, then nothing has changed. */
+int qcow2_header_set_ext(struct qcow2_header *hdr, uint32_t magic, const void *data, uint32_t len);
+void qcow2_header_drop_ext(struct qcow2_header *hdr, uint32_t magic);
 /* True if the first bytes are a qcow2 image (magic and a known version or not). */
 bool qcow2_probe(const void *buf, size_t len);
 

@@ -172,6 +172,14 @@ bool qcow2_header_fits(const struct qcow2_header *hdr)
     return make_plan(hdr, &none, &plan);
 }
 
+bool qcow2_header_fits_sector(const struct qcow2_header *hdr)
+{
+    struct old_header none = {.exts_inside = true};
+    struct plan plan;
+
+    return try_plan(hdr, false, true, &none, &plan);
+}
+
 /* ---- writing ---- */
 
 /* True if the end marker stands in these first bytes of a header. */
