@@ -295,8 +295,10 @@ static int section_end(struct parser *p)
 
     if (!s)
         return 0;
-    p->line = s->line;
+    unsigned line = p->line;
     int rc = 0;
+
+    p->line = s->line; /* what is missing is reported at the section's header */
     if (dir_type && s->type != POOL_DIR && !s->path)
         rc = asprintf(&s->path, "/mnt/pve/%s", s->id) < 0 ? -ENOMEM : 0;
     if (rc == 0 && dir_type && !s->path && !s->error)
@@ -308,6 +310,7 @@ static int section_end(struct parser *p)
     if (rc == 0 && s->mountpoint && !*s->mountpoint)
         rc = s->path ? set_string(&s->mountpoint, s->path) : 0;
     p->section = NULL;
+    p->line = line;
     return rc;
 }
 

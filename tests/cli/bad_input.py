@@ -1,5 +1,5 @@
 """Bad input: one clear line on stderr, exit status 1 (2 for wrong usage), and nothing changed on disk."""
-import hashlib, os, resource, signal, struct, subprocess, sys
+import hashlib, os, resource, signal, struct, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import *
 
@@ -112,7 +112,7 @@ def options():
     for o, word in (('cluster_size=3k', 'cluster'), ('cluster_size=4M', 'cluster'), ('cluster_size=4k,extended_l2=on', 'extended'),
                     ('refcount_bits=7', 'refcount'), ('compat=3', 'compat'), ('shiny=1', 'shiny'), ('preallocation=some', 'some'),
                     ('compat=0.10,extended_l2=on', 'extended'), ('compat=0.10,refcount_bits=8', 'refcount'),
-                    ('compat=0.10,compression_type=zstd', 'zstd'), ('compat=0.10,lazy_refcounts=on', 'lazy')):
+                    ('compat=0.10,compression_type=zstd', 'compression'), ('compat=0.10,lazy_refcounts=on', 'lazy')):
         bad('img', 'create', '-o', o, 'new.qcow2', '1M', says=[word])
     bad('img', 'create', 'new.qcow2', says=['size'])
     bad('img', 'create', 'new.qcow2', '10X', says=['10X'])
@@ -134,7 +134,9 @@ def full_and_read_only():
     if os.geteuid() == 0 and run('sh', '-c', 'mkdir mnt; truncate -s 8M fs; mkfs.ext4 -q fs && mount -o loop fs mnt', rc=None)[0] == 0:
         try:
             run('cp', 'good.qcow2', 'mnt/g.qcow2')
-            bad('img', 'convert', '-O', 'raw', '-S', '0', 'good.qcow2', 'mnt/full.raw', says=['space'], same=False)
+            run('qemu-img', 'create', '-q', '-f', 'qcow2', 'big.qcow2', '32M')
+            qio('big.qcow2', 'write -P 7 0 32M')
+            bad('img', 'convert', '-O', 'raw', 'big.qcow2', 'mnt/full.raw', says=['space'], same=False)
             if os.path.exists('mnt/full.raw') or [f for f in os.listdir('mnt') if 'part' in f]:
                 raise Failed('a failed conversion left a file behind')
             run('mount', '-o', 'remount,ro', 'mnt')
@@ -162,9 +164,10 @@ def in_use():
             raise Failed('QEMU could open a served image for writing: ' + out)
         server.stop()
     q = subprocess.Popen(['qemu-io', '-f', 'qcow2', 'used.qcow2'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    q.stdin.write(b'write -q 0 4k\nlength\n')
-    q.stdin.flush()
-    q.stdout.readline()
+    for _ in range(200):                       # until QEMU has its lock
+        if run('qemu-io', '-f', 'qcow2', '-c', 'length', 'used.qcow2', rc=None)[0]:
+            break
+        time.sleep(.02)
     bad('serve', 'used.qcow2', says=['used.qcow2'], same=False)
     bad('img', 'resize', 'used.qcow2', '128M', same=False)
     q.communicate()
