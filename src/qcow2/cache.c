@@ -63,12 +63,12 @@ static bool is_linear(const struct qcow2_header *hdr, const void *table, unsigne
 }
 
 /* The form a table could take; TABLE if none. */
-static enum slice_form compact_form(const struct image *img, const struct slice *s,
-                                    const void *table, enum cluster_kind *ret_kind)
+static enum slice_form compact_form(const struct image *img, uint64_t key, const void *table,
+                                    enum cluster_kind *ret_kind)
 {
     const struct qcow2_header *hdr = &img->hdr;
 
-    if (s->key & SLICE_REFCOUNT)
+    if (key & SLICE_REFCOUNT)
         return is_uniform(table, 8, img->slice_bytes) ? SLICE_SAME : SLICE_TABLE;
     struct l2_entry first = l2_get(hdr, table, 0);
     enum cluster_kind kind = l2_kind(hdr, first, 0);
@@ -81,28 +81,28 @@ static enum slice_form compact_form(const struct image *img, const struct slice 
     return is_uniform(table, hdr->l2_entry_size, img->slice_bytes) ? SLICE_SAME : SLICE_TABLE;
 }
 
-/* Takes the compact form of `table` if there is one. */
-static bool make_compact(const struct image *img, struct slice *s, const void *table)
+static void set_compact(const struct image *img, struct slice *s, const void *table,
+                        enum slice_form form, enum cluster_kind kind)
 {
-    enum cluster_kind kind = CLUSTER_UNALLOCATED;
-    enum slice_form form = s->suspect ? SLICE_TABLE : compact_form(img, s, table, &kind);
-
-    if (form == SLICE_TABLE)
-        return false;
     if (s->key & SLICE_REFCOUNT)
         memcpy(&s->first.word, table, 8);
     else
         s->first = l2_get(&img->hdr, table, 0);
     s->form = (uint8_t)form;
     s->kind = (uint8_t)kind;
-    return true;
 }
 
 void cache_compact(struct image *img, struct slice *s)
 {
+    enum cluster_kind kind = CLUSTER_UNALLOCATED;
+
     if (s->pins || s->form != SLICE_TABLE || s->state != SLICE_READY || !slice_is_clean(s) ||
-        !list_empty(&s->dirty) || !make_compact(img, s, s->table))
+        !list_empty(&s->dirty) || s->suspect)
         return;
+    enum slice_form form = compact_form(img, s->key, s->table, &kind);
+    if (form == SLICE_TABLE)
+        return;
+    set_compact(img, s, s->table, form, kind);
     table_free(img, s->table);
     s->table = NULL;
     account(&img->cache, -(int64_t)img->slice_bytes);
@@ -223,20 +223,33 @@ uint64_t cache_disk_off(const struct image *img, uint64_t key)
 /* ---- loading ---- */
 
 /* Entries that point at metadata or out of the file are found here once, not at each use. */
-static bool has_insane_entries(struct image *img, const struct slice *s, const void *table)
+static bool is_sane(struct image *img, const void *content, enum slice_form form)
 {
+    struct l2_entry first = l2_get(&img->hdr, content, 0);
+    uint64_t cluster = l2_host_off(first) >> img->hdr.cluster_bits;
+
+    if (form == SLICE_SAME)
+        return true; /* compact_form() took nothing but valid entries without a place */
+    if (form == SLICE_LINEAR)
+        return cluster + slice_entries(img) <= image_host_limit(img) &&
+               meta_none_in(img, cluster, slice_entries(img));
     for (unsigned i = 0; i < slice_entries(img); i++)
-        if (!map_entry_is_sane(img, l2_get(&img->hdr, table, i)))
-            return true;
-    return false;
+        if (!map_entry_is_sane(img, l2_get(&img->hdr, content, i)))
+            return false;
+    return true;
 }
 
 /* The slice's content, in whatever form it can take. */
 static int fill(struct image *img, struct slice *s, const void *content)
 {
-    s->suspect = !(s->key & SLICE_REFCOUNT) && has_insane_entries(img, s, content);
-    if (make_compact(img, s, content))
+    enum cluster_kind kind = CLUSTER_UNALLOCATED;
+    enum slice_form form = compact_form(img, s->key, content, &kind);
+
+    s->suspect = !(s->key & SLICE_REFCOUNT) && !is_sane(img, content, form);
+    if (form != SLICE_TABLE && !s->suspect) {
+        set_compact(img, s, content, form, kind);
         return 0;
+    }
     s->table = table_new(img);
     if (!s->table)
         return -ENOMEM;
@@ -262,11 +275,10 @@ static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
 {
     struct cache *c = &img->cache;
     enum cluster_kind kind;
-    struct slice as_key = {.key = key};
 
     if (table_get(&c->index, key))
         return false;
-    bool compact = compact_form(img, &as_key, content, &kind) != SLICE_TABLE;
+    bool compact = compact_form(img, key, content, &kind) != SLICE_TABLE;
     if (c->bytes + SLICE_COST + (compact ? 0 : img->slice_bytes) > c->limit / 4 * 3)
         return false;
     struct slice *s = slice_new(img, key);

@@ -27,7 +27,7 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
-#define BATCH_BYTES  ((size_t)1 << 20)
+#define BATCH_BYTES  ((size_t)2 << 20)
 #define BATCH_WRITES 8u /* at once */
 
 enum flush_mutation flush_mutation;

@@ -73,6 +73,7 @@ struct image {
     struct co_mutex l1_lock; /* linking or copying an L2 table */
     struct cache cache;
     struct table meta;  /* host cluster -> enum meta_kind; filled while writable */
+    struct table meta_chunks; /* how many of them lie near each other: meta.c */
     struct list claims; /* struct claim */
     struct list reqs;   /* struct image_req inside, oldest first */
     uint64_t req_seq;
@@ -161,6 +162,7 @@ SUSPENDS int image_poke_header(struct image *img, unsigned off, const void *buf,
 /* ---- meta.c: which clusters hold metadata ---- */
 int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind);
 void meta_remove(struct image *img, uint64_t first, uint64_t nr);
+bool meta_none_in(const struct image *img, uint64_t first, uint64_t nr);
 enum meta_kind meta_get(const struct image *img, uint64_t cluster);
 SUSPENDS int meta_load(struct image *img, struct err *err); /* all of the image's; marks bad L1 entries */
 void meta_clear(struct image *img);

@@ -10,11 +10,29 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
+/* Clusters in a chunk: most linear slices lie in chunks without metadata, which one look tells. */
+#define CHUNK_BITS 8u
+
+/* How many metadata clusters a chunk has. */
+static int chunk_count(struct image *img, uint64_t cluster, int by)
+{
+    uint64_t chunk = cluster >> CHUNK_BITS;
+    uintptr_t count = (uintptr_t)table_get(&img->meta_chunks, chunk) + (uintptr_t)by;
+
+    if (count)
+        return table_put(&img->meta_chunks, chunk, (void *)count);
+    table_remove(&img->meta_chunks, chunk);
+    return 0;
+}
+
 int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind)
 {
-    for (uint64_t i = 0; i < nr; i++) {
-        int rc = table_put(&img->meta, first + i, (void *)(uintptr_t)kind);
+    for (uint64_t c = first; c < first + nr; c++) {
+        bool is_new = meta_get(img, c) == META_NONE;
+        int rc = is_new ? chunk_count(img, c, 1) : 0;
 
+        if (rc == 0)
+            rc = table_put(&img->meta, c, (void *)(uintptr_t)kind);
         if (rc < 0)
             return rc;
     }
@@ -23,8 +41,23 @@ int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind
 
 void meta_remove(struct image *img, uint64_t first, uint64_t nr)
 {
-    for (uint64_t i = 0; i < nr; i++)
-        table_remove(&img->meta, first + i);
+    for (uint64_t c = first; c < first + nr; c++)
+        if (table_remove(&img->meta, c))
+            (void)chunk_count(img, c, -1); /* there: no memory needed */
+}
+
+bool meta_none_in(const struct image *img, uint64_t first, uint64_t nr)
+{
+    for (uint64_t chunk = first >> CHUNK_BITS; chunk <= (first + nr - 1) >> CHUNK_BITS; chunk++) {
+        if (!table_get(&img->meta_chunks, chunk))
+            continue;
+        uint64_t from = MAX(first, chunk << CHUNK_BITS);
+        uint64_t to = MIN(first + nr, (chunk + 1) << CHUNK_BITS);
+        for (uint64_t c = from; c < to; c++)
+            if (meta_get(img, c) != META_NONE)
+                return false;
+    }
+    return true;
 }
 
 enum meta_kind meta_get(const struct image *img, uint64_t cluster)
@@ -35,6 +68,7 @@ enum meta_kind meta_get(const struct image *img, uint64_t cluster)
 void meta_clear(struct image *img)
 {
     table_fini(&img->meta);
+    table_fini(&img->meta_chunks);
 }
 
 uint64_t image_host_limit(const struct image *img)

@@ -290,9 +290,15 @@ int write_range(struct image *img, uint64_t guest_off, uint64_t len, struct iov_
     return 0;
 }
 
+/* From a quarter of the cache on one writer writes back while the others go on; from half on all
+ * wait, so that there is always something to evict. */
 int write_throttle(struct image *img)
 {
-    return img->cache.dirty_bytes > img->cache.limit / 2 ? image_flush(img) : 0;
+    uint64_t dirty = img->cache.dirty_bytes, limit = img->cache.limit;
+
+    if (dirty > limit / 2 || (dirty > limit / 4 && !img->flush_running))
+        return image_flush(img);
+    return 0;
 }
 
 int image_write(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,
