@@ -31,18 +31,19 @@
 #include "vol/internal.h"
 
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,
-                     const char *snap_file, const char *child_file, const char *child_snap,
-                     const char *final_file)
+                     const char *name, const char *snap_file, const char *child_file,
+                     const char *child_snap, const char *final_file)
 {
     snprintf(cp->id, sizeof(cp->id), "%.20s", id);
     cp->snap = path_join(dir, snap_file);
     cp->child = path_join(dir, child_file);
     cp->final = path_join(dir, final_file);
     cp->stem = strdup(stem);
+    cp->name = strdup(name);
     cp->child_snap = child_snap && *child_snap ? strdup(child_snap) : NULL;
     if (asprintf(&cp->old, "%s/" OWN_PREFIX "%s-old", dir, cp->id) < 0)
         cp->old = NULL;
-    bool whole = cp->snap && cp->child && cp->final && cp->stem && cp->old &&
+    bool whole = cp->snap && cp->child && cp->final && cp->stem && cp->name && cp->old &&
                  (cp->child_snap || !child_snap || !*child_snap);
     return whole ? 0 : -ENOMEM;
 }
@@ -54,6 +55,7 @@ void commit_plan_fini(struct commit_plan *cp)
     free(cp->final);
     free(cp->old);
     free(cp->stem);
+    free(cp->name);
     free(cp->child_snap);
     *cp = (struct commit_plan){0};
 }
@@ -152,7 +154,7 @@ SUSPENDS static int run_idle(struct commit_plan *cp, bool long_too, bool *ret_le
     if (!merged) {
         rc = inherit(cp, err);
         if (rc == 0)
-            rc = merge_commit(cp->ctx, cp->pool, cp->child, err);
+            rc = merge_commit(cp->ctx, cp->pool, cp->child, &cp->begun, err);
         crash_point("commit-merged");
     }
     return rc == 0 ? take_name(cp, err) : rc;
@@ -291,6 +293,16 @@ SUSPENDS static int end_views(struct served *s, struct err *err)
     return rc == 0 && s->cp->child_snap ? remote_unexport(s->r, s->child_node, &nr, err) : rc;
 }
 
+/* Nothing was merged: what was exported is exported again. */
+SUSPENDS static void restore_views(struct served *s)
+{
+    struct commit_plan *cp = s->cp;
+
+    remote_export_snap(s->r, NULL, s->snap_node, cp->stem, cp->name);
+    if (cp->child_snap)
+        remote_export_snap(s->r, NULL, s->child_node, cp->stem, cp->child_snap);
+}
+
 /* No such job: it was never started, has ended, or its server was started anew. */
 SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_left, struct err *err)
 {
@@ -316,7 +328,10 @@ SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_l
         rc = end_views(s, err);
     if (rc == 0)
         rc = start_job(s, err);
+    cp->begun = rc == 0 || rc == -EPIPE;
     crash_point("commit-job-started");
+    if (!cp->begun)
+        restore_views(s);
     return rc == 0 ? wait_and_finish(s, err) : rc;
 }
 

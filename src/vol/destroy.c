@@ -253,8 +253,8 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
                              "how", "commit", "snap", d->snap->snap, "snap_file", d->snap->name, "child_file",
                              kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final);
     int rc = op_intent(d->op, "destroy-snapshot", body, err);
-    if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->name, kid->name,
-                                    kid->snap, final) < 0)
+    if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->snap, d->snap->name,
+                                    kid->name, kid->snap, final) < 0)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0)
         rc = remote_open(d->op->cat, d->vol, &cp.remote, err);
@@ -269,11 +269,13 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
     }
     if (rc == 0)
         rc = commit_run(&cp, true, &left, err);
+    bool begun = cp.begun;
     remote_close(cp.remote);
     commit_plan_fini(&cp);
-    if (rc < 0)
+    if (rc < 0 && begun)
         return err_prefix(err, rc, "the snapshot is half merged and no longer usable; destroying it again goes on");
-    return op_done(d->op, err);
+    int done_rc = op_done(d->op, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : done_rc;
 }
 
 /* ---- stream ---- */
@@ -442,8 +444,8 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
     snprintf(name.vmid, sizeof(name.vmid), "%s", intent_str(in->json, "vmid"));
     snprintf(name.name, sizeof(name.name), "%.255s", stem);
     _cleanup_(freep) char *qmp = vol_qmp_path(&name);
-    int rc = qmp ? commit_plan_fill(&cp, dir, in->id, stem, snap, child, intent_str(in->json, "child_snap"),
-                                    final)
+    int rc = qmp ? commit_plan_fill(&cp, dir, in->id, stem, intent_str(in->json, "snap"), snap, child,
+                                    intent_str(in->json, "child_snap"), final)
                  : -ENOMEM;
     if (rc < 0)
         err_set(err, rc, "out of memory");

@@ -80,8 +80,7 @@ static int check_tables(const struct raw_head *raw, struct head *ret, struct err
 
 int head_read(int fd, struct head *ret, struct err *err)
 {
-    struct raw_head *raw = malloc(sizeof(*raw));
-    _cleanup_(freep) void *owner = raw;
+    _cleanup_(freep) struct raw_head *raw = malloc(sizeof(*raw));
     struct head head = {0};
 
     if (!raw)

@@ -223,8 +223,9 @@ SUSPENDS int overlay_is_empty(const char *path, bool *ret, struct err *err);
 /* ---- merge.c: the two ways to merge a snapshot away ---- */
 /* In this process: `child` into the file below it; or what that file holds into `child`, which then stands
  * on `backing_name` (NULL: nothing). */
+/* *ret_begun: the lower file may have been changed. */
 SUSPENDS int merge_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
-                          struct err *err);
+                          bool *ret_begun, struct err *err);
 SUSPENDS int merge_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
                           const char *backing_name, struct err *err);
 /* Bytes to copy each way; child's chain is not locked. */
@@ -294,13 +295,14 @@ struct commit_plan {
     char id[24];
     char *snap, *child, *final, *old; /* paths: the snapshot's file, the child's, the name it gets, the
                                          child's hidden name while a served disk is switched */
-    char *stem, *child_snap;          /* child_snap NULL: the child is the current element */
+    char *stem, *name, *child_snap;   /* name: the snapshot's; child_snap NULL: the child is current */
+    bool begun;                       /* the snapshot may have been changed */
     struct remote *remote;            /* NULL: idle, or not in the server's disk */
 };
 /* Paths from plain names. -ENOMEM. */
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,
-                     const char *snap_file, const char *child_file, const char *child_snap,
-                     const char *final_file);
+                     const char *name, const char *snap_file, const char *child_file,
+                     const char *child_snap, const char *final_file);
 void commit_plan_fini(struct commit_plan *cp);
 /* From any state that an earlier run left. long_too false: *ret_left if something long is to be done. */
 SUSPENDS int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err);

@@ -58,7 +58,7 @@ SUSPENDS static int run_job(const struct vol_ctx *ctx, struct jobs *jobs, struct
 }
 
 SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool, struct chain *chain,
-                              bool commit, const char *backing_name, struct err *err)
+                              bool commit, const char *backing_name, bool *ret_begun, struct err *err)
 {
     struct job_opts opts = {.id = JOB_ID, .auto_finalize = true, .speed = pool->bwlimit,
                             .backing_name = backing_name};
@@ -73,6 +73,7 @@ SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool
         return err_set(err, rc, "out of memory");
     rc = commit ? job_commit(jobs, chain, child, snap, &opts, err)
                 : job_stream(jobs, chain, child, below, &opts, err);
+    *ret_begun = rc == 0;
     crash_point("merge-started");
     if (rc == 0)
         rc = run_job(ctx, jobs, err);
@@ -81,29 +82,32 @@ SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool
 }
 
 SUSPENDS static int merge(const struct vol_ctx *ctx, const struct pool *pool, const char *path,
-                          bool commit, const char *backing_name, struct err *err)
+                          bool commit, const char *backing_name, bool *ret_begun, struct err *err)
 {
     struct chain_opts opts = {.format = "qcow2", .writable = true};
     struct chain *chain;
     int rc = chain_open(path, &opts, &chain, err);
 
+    *ret_begun = false;
     if (rc < 0)
         return rc;
-    rc = run_merge(ctx, pool, chain, commit, backing_name, err);
+    rc = run_merge(ctx, pool, chain, commit, backing_name, ret_begun, err);
     int close_rc = chain_close(chain, rc < 0 ? NULL : err);
     return rc < 0 ? rc : close_rc;
 }
 
 int merge_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
-                 struct err *err)
+                 bool *ret_begun, struct err *err)
 {
-    return merge(ctx, pool, child, true, NULL, err);
+    return merge(ctx, pool, child, true, NULL, ret_begun, err);
 }
 
 int merge_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
                  const char *backing_name, struct err *err)
 {
-    return merge(ctx, pool, child, false, backing_name, err);
+    bool begun;
+
+    return merge(ctx, pool, child, false, backing_name, &begun, err);
 }
 
 int merge_direction(const struct cfile *child, const struct cfile *snap, bool served,

@@ -54,7 +54,8 @@ int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err
     return 0;
 }
 
-static int take_locks(struct op *op, const struct vol_name *names, unsigned nr, struct err *err)
+SUSPENDS static int take_locks(struct op *op, const struct vol_name *names, unsigned nr,
+                               struct err *err)
 {
     int rc = lock_pool(op->pool, op->images, &op->pool_lock, err);
 
