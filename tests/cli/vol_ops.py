@@ -1,0 +1,393 @@
+"""Operations on volumes, idle and served: what they do, what they refuse, and that a refusal changes nothing."""
+import hashlib, json, os, subprocess, sys, threading, time
+from volmodel import MIB, Pool
+from proc import Failed, done, folder, need, run
+from nbdclient import Load, Nbd
+from qmpclient import Qmp
+from volserver import Served
+
+need('qemu-img', 'qemu-io')
+BASE = folder()
+V, W = '100/vm-100-disk-0', '100/vm-100-disk-1'
+
+
+def digest(pool):
+    """names, sizes and contents of all files of the pool"""
+    h = hashlib.sha256()
+    for folder_, _, names in sorted(os.walk(pool.path)):
+        for n in sorted(names):
+            p = os.path.join(folder_, n)
+            h.update(p.encode())
+            with open(p, 'rb') as f:
+                h.update(hashlib.sha256(f.read()).digest())
+    return h.hexdigest()
+
+
+def refused(pool, *args, text='', same=True):
+    """one clear line, status 1, nothing changed"""
+    before = digest(pool)
+    out = pool.varve(*args, rc=1)
+    if text not in out:
+        raise Failed('varve %s: refused without "%s": %s' % (' '.join(args), text, out))
+    if len(out.strip().splitlines()) > 2:
+        raise Failed('varve %s: more than a line: %s' % (' '.join(args), out))
+    if same and digest(pool) != before:
+        raise Failed('varve %s was refused and changed the pool' % ' '.join(args))
+
+
+def fresh(name, keys=''):
+    home = os.path.join(BASE, name)
+    os.makedirs(home)
+    return Pool(home, keys=keys)
+
+
+def info(pool, vol):
+    return json.loads(pool.varve('info', pool.id(vol), '--json'))
+
+
+def refusals():
+    p = fresh('refusals')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    for name in ('current', '1st', 'a b', '-n', 'x' * 41, 'a.b'):
+        refused(p, 'snapshot', p.id(V, name))
+    refused(p, 'snapshot', p.id(V, 's1'), text='s1')
+    refused(p, 'snapshot', p.id(V, 's2'), p.id(V, 's2'), text='twice')
+    refused(p, 'snapshot', p.id(V, 's2'), p.id(W, 's2'), text='no volume')
+    refused(p, 'rollback', p.id(V, 'none'), text='none')
+    refused(p, 'rollback', p.id(V, 's1'), '--keep', 's1', text='s1')
+    refused(p, 'destroy', p.id(V, 'none'), text='none')
+    refused(p, 'create', p.id(V), '1M', text='exists')
+    refused(p, 'create', p.id('100/vm-101-disk-0'), '1M')
+    refused(p, 'create', p.id('base-x'), '1M')
+    refused(p, 'create', p.id(W + '.raw'), '1M', '--format', 'qcow2')
+    refused(p, 'create', p.id(W), '0')
+    refused(p, 'create', p.id(W), '1M', '-o', 'preallocation=most')
+    refused(p, 'create', p.id(W), '1M', '-o', 'cluster_size=3k')
+    refused(p, 'resize', p.id(V), '1M', text='larger')
+    refused(p, 'info', 'q:' + V, text='q')
+    refused(p, 'resize', p.id(V, 's1'), '8M')
+    for args in (['snapshot', p.id(V, 's2')], ['rollback', p.id(V, 's1')], ['destroy', p.id(V, 's1')], ['destroy', p.id(V)],
+                 ['create', p.id(W), '1M'], ['resize', p.id(V), '8M']):
+        before = digest(p)
+        p.varve(*args, '--dry-run')
+        if digest(p) != before:
+            raise Failed('--dry-run of %s changed the pool' % args)
+    p.verify()
+
+
+def open_elsewhere():
+    """a volume that QEMU has open is left alone"""
+    p = fresh('open')
+    p.create(V)
+    p.snapshot(V, 's1')
+    q = subprocess.Popen(['qemu-io', '-f', 'qcow2', p.file(V)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    q.stdin.write(b'write -P 7 0 4096\n')
+    q.stdin.flush()
+    q.stdout.readline()
+    try:
+        for args in (['snapshot', p.id(V, 's2')], ['rollback', p.id(V, 's1')], ['destroy', p.id(V, 's1')],
+                     ['destroy', p.id(V)], ['resize', p.id(V), '8M']):
+            files = sorted(os.listdir(os.path.dirname(p.file(V))))
+            out = p.varve(*args, rc=1)
+            if sorted(os.listdir(os.path.dirname(p.file(V)))) != files:
+                raise Failed('%s on an open volume changed it: %s' % (args, out))
+    finally:
+        q.stdin.close()
+        q.wait()
+    p.varve('pool', 'check', p.name)
+    p.vols[V][None] = b'\7' * 4096 + p.vols[V][None][4096:]
+    p.snapshot(V, 's2')
+    p.verify()
+
+
+def tree():
+    """branches: rollback to any snapshot, several children, flatten, the alias of a raw volume"""
+    p = fresh('tree')
+    p.create(V + '.raw')
+    p.write(V, 0, MIB, 1)
+    for i in 1, 2, 3:
+        p.snapshot(V, 's%d' % i)
+        p.write(V, i * 65536, 65536, 0x10 + i)
+    if 'snap-s1-vm-100-disk-0.raw' not in os.listdir(os.path.dirname(p.file(V))):
+        raise Failed('the raw volume is not the oldest element')
+    if os.stat(p.file(V, 's1')).st_mode & 0o777 != 0o444:
+        raise Failed('the raw element can be written to')
+    if info(p, V + '.raw')['id'] != p.id(V + '.qcow2'):
+        raise Failed('the old id is no alias')
+    p.rollback(V, 's1', 'k')
+    p.write(V, 3 * MIB, 4096, 0x33)
+    p.verify()
+    refused(p, 'destroy', p.id(V, 's1'), text='--flatten')
+    parents = {e['snapshot']: e.get('parent-snapshot', e.get('parent')) for e in info(p, V)['elements']}
+    if parents[None] != 's1' or parents['k'] != 's3':
+        raise Failed('parents are %s' % parents)
+    p.destroy(V, 's1', '--flatten')
+    p.verify()
+    p.rollback(V, 'k')
+    for s in ('s2', 's3', 'k'):
+        p.destroy(V, s)
+        p.verify()
+    p.destroy(V)
+    p.verify()
+
+
+def raw_restored():
+    p = fresh('raw')
+    p.create(V + '.raw')
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    p.write(V, MIB, 65536, 2)
+    p.varve('resize', p.id(V + '.raw'), '+1M')
+    p.vols[V][None] += bytes(MIB)
+    p.destroy(V, 's1')
+    if not p.file(V).endswith('.raw') or os.stat(p.file(V)).st_mode & 0o600 != 0o600:
+        raise Failed('the raw name is not restored: ' + p.file(V))
+    p.verify()
+
+
+def clones():
+    p = fresh('clones')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    d = os.path.join(p.images, '101')
+    os.makedirs(d)
+    base = os.path.join(p.images, '100', 'base-100-disk-0.qcow2')
+    os.rename(p.file(V), base)
+    p.vols = {'100/base-100-disk-0': p.vols[V]}
+    for n in 0, 1:
+        run('qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', '../100/base-100-disk-0.qcow2', '-F', 'qcow2',
+            d + '/vm-101-disk-%d.qcow2' % n, '4M')
+        p.vols['101/vm-101-disk-%d' % n] = dict(p.vols['100/base-100-disk-0'])
+    c = '101/vm-101-disk-0'
+    long_id = '%s:100/base-100-disk-0.qcow2/%s.qcow2' % (p.name, c)
+    if info(p, c)['id'] != long_id:
+        raise Failed('the id of a linked clone is ' + info(p, c)['id'])
+    b = p.id('100/base-100-disk-0')
+    for args in (['destroy', b], ['snapshot', b + '@s'], ['resize', b, '8M']):
+        refused(p, *args)
+    refused(p, 'destroy', b, text='vm-101-disk-0')
+    p.snapshot(c, 's1')
+    p.write(c, MIB, MIB, 5)
+    p.verify()
+    p.varve('destroy', long_id + '@s1')
+    del p.vols[c]['s1']
+    p.verify()
+    p.destroy(c)
+    p.destroy('101/vm-101-disk-1')
+    p.destroy('100/base-100-disk-0')
+    p.verify()
+
+
+def imports():
+    p = fresh('imports')
+    src = os.path.join(BASE, 'src')
+    data = os.urandom(MIB) + bytes(MIB) + b'\5' * 777
+    with open(src + '.raw', 'wb') as f:
+        f.write(data)
+    whole = data + bytes(-len(data) % 512)
+    for i, fmt in enumerate(('qcow2', 'raw')):
+        for j, inp in enumerate((src + '.raw', '-')):
+            vol = '100/vm-100-disk-%d' % (2 * i + j)
+            p.varve('import', inp, p.id(vol), '--format', fmt, inp=data if inp == '-' else None)
+            p.vols[vol] = {None: whole}
+    run('qemu-img', 'convert', '-c', '-O', 'qcow2', '-f', 'raw', src + '.raw', src + '.qcow2')
+    p.varve('import', src + '.qcow2', p.id('data'))
+    p.vols['data'] = {None: whole}
+    p.verify()
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', src + '.qcow2', '-F', 'qcow2', src + '2.qcow2')
+    refused(p, 'import', src + '2.qcow2', p.id('x'), text='backing file')
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'data_file=' + src + '.data', src + '3.qcow2', '1M')
+    refused(p, 'import', src + '3.qcow2', p.id('x'))
+    run('qemu-img', 'create', '-q', '-f', 'vmdk', src + '.vmdk', '1M')
+    refused(p, 'import', src + '.vmdk', p.id('x'), text='vmdk')
+    refused(p, 'import', src + '.none', p.id('x'), text='src.none')
+    refused(p, 'import', src + '.raw', p.id('data'), text='exists')
+    if subprocess.run(p.argv('import', '-', p.id('x')), input=b'', env=p.env(), stdout=subprocess.PIPE,
+                      stderr=subprocess.STDOUT).returncode != 1:
+        raise Failed('an empty stream was imported')
+    # a raw disk whose guest wrote a qcow2 header stays raw
+    with open(src + '4.raw', 'wb') as f, open(src + '2.qcow2', 'rb') as g:
+        h = g.read(65536)
+        f.write(h + bytes(MIB - len(h)))
+    p.varve('import', src + '4.raw', p.id('guest'))
+    p.vols['guest'] = {None: h + bytes(MIB - len(h))}
+    p.verify()
+
+
+def full_disk():
+    """no room: the volume is as before"""
+    p = fresh('full')
+    p.create(V, 512 * MIB, '-o', 'preallocation=off')
+    p.write(V, 0, MIB, 1)
+    before = digest(p)
+    sh = 'ulimit -f 64; trap "" XFSZ; exec "$@"'
+    r = subprocess.run(['bash', '-c', sh, 'x'] + p.argv('snapshot', p.id(V, 's1')), env=p.env(), stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT)
+    if r.returncode != 1 or digest(p) != before:
+        raise Failed('snapshot without room: %d %s' % (r.returncode, r.stdout.decode()))
+    p.snapshot(V, 's1')
+    p.varve('pool', 'check', p.name)
+
+
+def together():
+    """several managers at once on one pool: every operation is done or refused as busy"""
+    p = fresh('together')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    results = []
+
+    def work(i):
+        results.append(p.varve('snapshot', p.id(V, 'n%d' % i), rc=None) + (i,))
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for rc, out, i in results:
+        if rc == 0:
+            p.vols[V]['n%d' % i] = p.vols[V][None]
+        elif 'under way' not in out and 'lock' not in out and 'use' not in out:
+            raise Failed('a snapshot beside others failed: ' + out)
+    if len(p.vols[V]) < 2:
+        raise Failed('none of the snapshots was taken')
+    p.verify()
+
+
+# ---- served ----
+
+def served_rollback():
+    p = fresh('served-rollback')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    s = Served(p, V)
+    s.write(MIB, MIB, 2)
+    with Nbd(s.sock) as n:
+        n.write(0, b'\3' * 4096)
+        n.flush()
+        out = p.varve('rollback', p.id(V, 's1'), rc=1)
+        if 'connected' not in out and 'in use' not in out:
+            raise Failed('rollback under a writer: ' + out)
+        if n.read(0, 4096) != b'\3' * 4096:
+            raise Failed('a refused rollback has changed the disk')
+        p.vols[V][None] = b'\3' * 4096 + p.vols[V][None][4096:]
+        p.varve('rollback', p.id(V, 's1'), '--keep', 'k', '--force')
+        try:
+            n.read(0, 4096)
+            raise Failed('the client was not dropped')
+        except (EOFError, OSError):
+            pass
+    p.vols[V]['k'] = p.vols[V][None]
+    p.vols[V][None] = p.vols[V]['s1']
+    if s.read() != p.vols[V][None]:
+        raise Failed('the disk is not rolled back')
+    s.write(2 * MIB, MIB, 4)
+    refused(p, 'destroy', p.id(V), text='served', same=False)
+    s.stop()
+    p.verify()
+
+
+def served_under_load():
+    """snapshots and deletions while a client writes and verifies; the sums are right at the end"""
+    p = fresh('served-load')
+    p.create(V, 16 * MIB)
+    s = Served(p, V)
+    load = Load(s.sock, 16 * MIB, 3)
+    for i in range(3):
+        load.wait_ops(60)
+        p.varve('snapshot', p.id(V, 's%d' % i))
+    load.wait_ops(60)
+    for i in (1, 0, 2):
+        p.varve('destroy', p.id(V, 's%d' % i))
+        load.wait_ops(60)
+    p.vols[V][None] = bytes(load.stop() or load.model)
+    s.stop()
+    p.verify()
+
+
+def served_readers():
+    """a snapshot that a client reads is not deleted; its neighbours are; each stays what it was"""
+    p = fresh('served-readers')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    p.write(V, MIB, MIB, 2)
+    p.snapshot(V, 's2')
+    p.write(V, 2 * MIB, MIB, 3)
+    p.snapshot(V, 's3')
+    s = Served(p, V)
+    s.write(0, 65536, 4)
+    with Nbd(s.sock, 'vm-100-disk-0@s1') as n:
+        out = p.varve('destroy', p.id(V, 's1'), rc=1)
+        if n.read(0, 4 * MIB) != p.vols[V]['s1']:
+            raise Failed('the read snapshot has changed: ' + out)
+        p.varve('pool', 'check', p.name)
+        p.destroy(V, 's2')
+        if n.read(0, 4 * MIB) != p.vols[V]['s1']:
+            raise Failed('a snapshot that is read has changed')
+    for snap in 's1', 's3':
+        if s.read('vm-100-disk-0@' + snap) != p.vols[V][snap]:
+            raise Failed('the export of %s is wrong' % snap)
+    p.snapshot(V, 's4')
+    if s.read('vm-100-disk-0@s4') != p.vols[V]['s4']:
+        raise Failed('the new snapshot is not exported')
+    p.destroy(V, 's1')
+    s.stop()
+    p.verify()
+
+
+def served_cancel():
+    """a cancelled deletion leaves the disk right; doing it again ends it"""
+    for small in True, False:
+        p = fresh('served-cancel-%d' % small, keys='\tbwlimit 2048\n')
+        p.create(V, 32 * MIB)
+        p.write(V, 0, (20 if small else 1) * MIB, 1)
+        p.snapshot(V, 's1')
+        p.write(V, MIB, (16 if small else 24) * MIB, 2)
+        s = Served(p, V)
+        s.write(0, 65536, 3)
+        m = subprocess.Popen(p.argv('destroy', p.id(V, 's1')), env=p.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with Qmp(info(p, V)['qmp']) as q:
+            for _ in range(500):
+                jobs = q.execute('query-jobs')
+                if jobs and jobs[0]['status'] == 'running' and jobs[0]['current-progress']:
+                    break
+                time.sleep(.01)
+            q.execute('job-cancel', id=jobs[0]['id'])
+        out = m.communicate(timeout=60)[0].decode()
+        if m.returncode != 1:
+            raise Failed('a cancelled deletion ended with %d: %s' % (m.returncode, out))
+        if s.read() != p.vols[V][None]:
+            raise Failed('after a cancelled deletion the disk is not what it was')
+        s.write(65536, 65536, 4)
+        with open(p.cfg) as f:
+            text = f.read().replace('bwlimit 2048', 'bwlimit 0')
+        with open(p.cfg, 'w') as f:
+            f.write(text)
+        p.destroy(V, 's1')
+        s.stop()
+        p.verify()
+
+
+def served_twice():
+    p = fresh('served-twice')
+    p.create(V)
+    s = Served(p, V)
+    out = p.varve('serve', p.id(V), rc=1)
+    s.write(0, 4096, 1)
+    s.stop()
+    p.verify()
+
+
+tests = [refusals, open_elsewhere, tree, raw_restored, clones, imports, full_disk, together, served_rollback,
+         served_under_load, served_readers, served_cancel, served_twice]
+for t in tests:
+    if len(sys.argv) < 2 or t.__name__ in sys.argv[1:]:
+        try:
+            t()
+        except Failed as e:
+            raise Failed('%s: %s' % (t.__name__, e))
+        print('ok', t.__name__, flush=True)
+done('ok')
