@@ -16,8 +16,7 @@
     }
 #define vec_push(v, ...)                                                                           \
     ({                                                                                             \
-        int vec_rc_ = vec_grow_((void **)&(v)->data, &(v)->cap, (v)->len + 1,                      \
-                                sizeof(*(v)->data));                                               \
+        int vec_rc_ = vec_grow_((void **)&(v)->data, &(v)->cap, (v)->len + 1, sizeof(*(v)->data)); \
         if (vec_rc_ == 0)                                                                          \
             (v)->data[(v)->len++] = (__typeof__(*(v)->data))__VA_ARGS__;                           \
         vec_rc_;                                                                                   \
@@ -37,6 +36,14 @@
     } while (0)
 #define vec_for_each(it, v)                                                                        \
     for (__typeof__(*(v)->data) *it = (v)->data; it < (v)->data + (v)->len; it++)
+
+/* qsort() that takes an empty array without storage. */
+static inline void sort_items(void *items, size_t nr, size_t item_len,
+                              int (*compare)(const void *a, const void *b))
+{
+    if (nr > 1)
+        qsort(items, nr, item_len, compare);
+}
 
 static inline int vec_grow_(void **data, size_t *cap, size_t need, size_t elem)
 {

@@ -20,10 +20,10 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
-#define RUN_BYTES    (4 * MIB)
-#define RUN_MIN      16u
-#define POOL_RUNS    2u  /* with more than so many runs in small pieces, take a piece */
-#define SCAN_SLICES  16u /* refcount slices looked through for free clusters, a refill */
+#define RUN_BYTES     (4 * MIB)
+#define RUN_MIN       16u
+#define POOL_RUNS     2u  /* with more than so many runs in small pieces, take a piece */
+#define SCAN_SLICES   16u /* refcount slices looked through for free clusters, a refill */
 #define PREALLOC_STEP (128 * MIB)
 
 /* ---- the pool ---- */
@@ -32,14 +32,14 @@ static uint64_t pool_clusters(const struct image *img)
 {
     uint64_t nr = 0;
 
-    vec_for_each(r, &img->pool) nr += r->nr;
+    vec_for_each(r, &img->pool)
+        nr += r->nr;
     return nr;
 }
 
 static void pool_add(struct image *img, uint64_t first, uint64_t nr, bool fresh)
 {
-    vec_for_each(r, &img->pool)
-    {
+    vec_for_each(r, &img->pool) {
         if (r->first + r->nr != first || r->fresh != fresh)
             continue;
         r->nr += nr;
@@ -53,8 +53,7 @@ static struct host_run *pool_find(struct image *img, uint64_t want, bool any)
 {
     struct host_run *best = NULL;
 
-    vec_for_each(r, &img->pool)
-    {
+    vec_for_each(r, &img->pool) {
         if (r->nr >= want)
             return r;
         if (any && (!best || r->nr > best->nr))
@@ -123,7 +122,8 @@ static bool scan_is_over(struct image *img)
     return false;
 }
 
-/* A free run found below the end. Its area may lack a block: then the run's first cluster gets it. */
+/* A free run found below the end. Its area may lack a block: then the run's first cluster gets it.
+ */
 SUSPENDS static int take_hole(struct image *img, struct host_run hole, uint64_t want)
 {
     uint64_t index = hole.first >> img->hdr.refcount_block_bits;
@@ -159,7 +159,8 @@ SUSPENDS static int refill_from_holes(struct image *img, uint64_t want, unsigned
 
         if (have >= want)
             break;
-        int rc = refcount_find_free(img, img->scan_pos, MIN(img->scan_stop, img->end), &hole, &next);
+        int rc =
+            refcount_find_free(img, img->scan_pos, MIN(img->scan_stop, img->end), &hole, &next);
         if (rc < 0)
             return rc;
         if (hole.nr == 0) {
@@ -376,14 +377,13 @@ static size_t take_unreachable(struct image *img, struct host_free **ret)
 
     if (!list_empty(&img->reqs))
         oldest = list_entry(img->reqs.next, struct image_req, link)->seq;
-    vec_for_each(f, &img->ready)
-    {
+    vec_for_each(f, &img->ready) {
         if (f->seq >= oldest || vec_push(&out, *f) < 0)
             img->ready.data[kept++] = *f;
     }
     img->ready.len = kept;
     if (out.len)
-        qsort(out.data, out.len, sizeof(*out.data), by_first);
+        sort_items(out.data, out.len, sizeof(*out.data), by_first);
     *ret = out.data;
     return out.len;
 }
@@ -436,7 +436,8 @@ SUSPENDS static int find_end(struct image *img, struct err *err)
     if (rc < 0)
         return err_errno(err, rc, "read refcounts");
     img->end = counted;
-    /* a file may hold, behind the last counted cluster, what an earlier process reserved or wrote */
+    /* a file may hold, behind the last counted cluster, what an earlier process reserved or wrote
+     */
     if (!img->blk->fixed_len)
         img->end = MAX(counted, div_up(img->blk->len, img->hdr.cluster_size));
     img->fresh_from = img->blk->fresh_zero ? img->end : UINT64_MAX;
@@ -467,14 +468,13 @@ SUSPENDS static int empty_pool_locked(struct image *img)
     VEC(struct host_free) list = {0};
     int rc = 0;
 
-    vec_for_each(r, &img->pool)
-    {
+    vec_for_each(r, &img->pool) {
         rc = vec_push(&list, {.first = r->first, .nr = r->nr});
         if (rc < 0)
             break;
     }
     if (list.len)
-        qsort(list.data, list.len, sizeof(*list.data), by_first);
+        sort_items(list.data, list.len, sizeof(*list.data), by_first);
     if (rc == 0)
         rc = refcount_drop(img, list.data, list.len);
     img->pool.len = 0;

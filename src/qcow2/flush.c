@@ -9,13 +9,14 @@
  *   then             what was unmapped may be reused (alloc_release)
  *
  * so that whatever subset of unflushed writes survives a power cut, no entry on disk points to
- * something that is not there. No flush stands between L2 and L1: what the new L1 entry points to was
- * flushed as an empty table or as a copy of the old one, which says the same as the old L1 entry.
+ * something that is not there. No flush stands between L2 and L1: what the new L1 entry points to
+ * was flushed as an empty table or as a copy of the old one, which says the same as the old L1
+ * entry.
  *
- *  1. What is written is a copy made before the first flush: an entry that changes while a flush runs
- *     points to data which that flush does not cover; it goes with the next run.
- *  2. One run at a time. A flush that comes while one runs waits for the next one, which all that wait
- *     share.
+ *  1. What is written is a copy made before the first flush: an entry that changes while a flush
+ * runs points to data which that flush does not cover; it goes with the next run.
+ *  2. One run at a time. A flush that comes while one runs waits for the next one, which all that
+ * wait share.
  *  3. A run that fails for want of space leaves everything dirty and can be tried again; any other
  *     failure is sticky: nobody knows what the disk holds.
  *  4. With nothing dirty a flush is one device flush, and none at all when nothing was written.
@@ -156,11 +157,11 @@ static size_t sectors_bound(const struct image *img, size_t nr)
 /* ---- one run ---- */
 
 struct run {
-    struct list slices;  /* dirty when the run began, not yet copied */
+    struct list slices;     /* dirty when the run began, not yet copied */
     struct slice **written; /* copied into a batch of this run */
     uint8_t *sectors;       /* their dirty sectors */
     size_t nr_written, cap_written;
-    struct batch l1;        /* copied when the run began */
+    struct batch l1; /* copied when the run began */
     uint32_t *l1_list;
     size_t nr_l1;
     struct host_free *freed; /* unmapped by this run */
@@ -184,7 +185,7 @@ static int copy_reftable(struct image *img, struct batch *b, uint32_t **ret_list
     int rc = batch_init(b, sectors_bound(img, nr));
     if (rc < 0 || nr == 0)
         return rc;
-    qsort(img->reftable_dirty.data, nr, sizeof(uint32_t), by_index);
+    sort_items(img->reftable_dirty.data, nr, sizeof(uint32_t), by_index);
     rc = copy_sectors(img, img->reftable, img->reftable_entries, img->hdr.reftable_off,
                       img->reftable_dirty.data, nr, 0, b);
     if (rc < 0)
@@ -239,7 +240,9 @@ static int take_slices(struct image *img, struct run *r, size_t *ret_first)
     size_t most = BATCH_BYTES / img->slice_bytes, nr = 0;
 
     *ret_first = r->nr_written;
-    list_for_each(it, &r->slices) if (++nr == most) break;
+    list_for_each(it, &r->slices)
+        if (++nr == most)
+            break;
     int rc = run_reserve(r, r->nr_written + nr);
     if (rc < 0)
         return rc;
@@ -250,7 +253,7 @@ static int take_slices(struct image *img, struct run *r, size_t *ret_first)
         r->written[r->nr_written++] = s;
     }
     /* keys go up with guest addresses; tables made in order lie in order */
-    qsort(r->written + *ret_first, r->nr_written - *ret_first, sizeof(*r->written), by_place);
+    sort_items(r->written + *ret_first, r->nr_written - *ret_first, sizeof(*r->written), by_place);
     return 0;
 }
 
@@ -318,7 +321,7 @@ static int run_begin(struct image *img, struct run *r)
     if (rc < 0)
         return rc;
     if (img->l1_dirty.len)
-        qsort(img->l1_dirty.data, img->l1_dirty.len, sizeof(uint32_t), by_index);
+        sort_items(img->l1_dirty.data, img->l1_dirty.len, sizeof(uint32_t), by_index);
     rc = copy_sectors(img, img->l1, img->hdr.l1_entries, img->hdr.l1_off, img->l1_dirty.data,
                       img->l1_dirty.len, L1_MEMORY_BITS, &r->l1);
     if (rc < 0)

@@ -220,7 +220,7 @@ static void list_unused(struct replay *r)
     size_t kept = 0;
 
     if (r->left.len)
-        qsort(r->left.data, r->left.len, sizeof(uint64_t), by_value);
+        sort_items(r->left.data, r->left.len, sizeof(uint64_t), by_value);
     for (size_t i = 0; i < r->left.len; i++) {
         uint64_t host = r->left.data[i];
 

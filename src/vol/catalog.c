@@ -126,6 +126,7 @@ static int read_qcow2(struct cfile *f, int fd)
         return f->bad ? 0 : -ENOMEM;
     }
     f->virtual_len = head.virtual_len;
+    f->special = head.special;
     f->backing = TAKE_PTR(head.backing);
     f->backing_format = TAKE_PTR(head.backing_format);
     if ((uint64_t)f->st.st_size < head.tables_end) {
@@ -266,7 +267,7 @@ static int by_name(const void *a, const void *b)
 static void sort_vols(struct catalog *cat)
 {
     if (cat->vols.len)
-        qsort(cat->vols.data, cat->vols.len, sizeof(cat->vols.data[0]), by_name);
+        sort_items(cat->vols.data, cat->vols.len, sizeof(cat->vols.data[0]), by_name);
 }
 
 /* Without a format: the qcow2 one if both are there ("qcow2" sorts first). */
@@ -495,7 +496,7 @@ int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err)
     }
     rc = scan_dir(cat, cat->images, "");
     if (cat->files.len)
-        qsort(cat->files.data, cat->files.len, sizeof(cat->files.data[0]), by_path);
+        sort_items(cat->files.data, cat->files.len, sizeof(cat->files.data[0]), by_path);
     link_parents(cat);
     if (rc == 0)
         rc = add_volumes(cat);

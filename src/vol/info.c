@@ -122,7 +122,7 @@ static int fill_elems(struct vol_info *info, const struct cvol *vol)
         rc = fill_elem(&info->elems[info->nb_elems++], vol->current);
     if (rc < 0)
         return rc;
-    qsort(info->elems, info->nb_elems, sizeof(info->elems[0]), by_depth);
+    sort_items(info->elems, info->nb_elems, sizeof(info->elems[0]), by_depth);
     mark_current_line(info, vol);
     for (unsigned i = 0; i < info->nb_elems; i++)
         info->allocated += info->elems[i].allocated;
