@@ -47,13 +47,13 @@ struct slice {
     void *table;           /* disk order; NULL unless form is TABLE */
     struct l2_entry first; /* SAME, LINEAR: entry 0; of refcounts: 8 bytes in disk order */
     uint32_t pins;
-    uint8_t state; /* enum slice_state */
-    uint8_t form;  /* enum slice_form */
-    uint8_t kind;  /* SAME, LINEAR: enum cluster_kind of all its subclusters */
+    uint8_t state;         /* enum slice_state */
+    uint8_t form;          /* enum slice_form */
+    uint8_t kind;          /* SAME, LINEAR: enum cluster_kind of all its subclusters */
     uint8_t dirty_sectors; /* changed since last written */
-    bool unstable; /* written, not yet known to be durable */
-    bool suspect;  /* has entries that point where no data may be */
-    bool used;     /* since the clock's hand passed */
+    bool unstable;         /* written, not yet known to be durable */
+    bool suspect;          /* has entries that point where no data may be */
+    bool used;             /* since the clock's hand passed */
 };
 
 struct cache {

@@ -8,8 +8,7 @@
 
 static struct claim *find_conflict(struct image *img, uint64_t first, uint64_t last)
 {
-    list_for_each(it, &img->claims)
-    {
+    list_for_each(it, &img->claims) {
         struct claim *c = list_entry(it, struct claim, link);
 
         if (c->first <= last && first <= c->last)

@@ -81,17 +81,16 @@ static void round_to_blocks(const struct image *img, const struct cow_write *w, 
         *head = (struct part){w->guest_off - n, n, PART_ZERO, NULL};
     }
     if (tail->kind == PART_SKIP)
-        *tail = (struct part){tail->guest_off, MIN(tail->len, align_up(end, align) - end), PART_ZERO,
-                              NULL};
+        *tail = (struct part){tail->guest_off, MIN(tail->len, align_up(end, align) - end),
+                              PART_ZERO, NULL};
 }
 
 /* Old content; zeroes behind the end of the image. */
 SUSPENDS static int read_old(struct image *img, uint64_t guest_off, char *data, uint64_t len,
                              const struct image_below *below)
 {
-    uint64_t inside = guest_off < img->hdr.virtual_len
-                          ? MIN(len, img->hdr.virtual_len - guest_off)
-                          : 0;
+    uint64_t inside =
+        guest_off < img->hdr.virtual_len ? MIN(len, img->hdr.virtual_len - guest_off) : 0;
 
     memset(data + inside, 0, len - inside);
     img->stats.cow_reads++;
@@ -117,8 +116,8 @@ SUSPENDS static int read_parts(struct image *img, const struct cow_write *w, str
     tail->data = buf + head->len + (through ? w->len : 0);
     if (through)
         return read_old(img, head->guest_off, buf, head->len + w->len + tail->len, below);
-    int rc = head->kind == PART_DATA ? read_old(img, head->guest_off, head->data, head->len, below)
-                                     : 0;
+    int rc =
+        head->kind == PART_DATA ? read_old(img, head->guest_off, head->data, head->len, below) : 0;
     if (rc == 0 && tail->kind == PART_DATA)
         rc = read_old(img, tail->guest_off, tail->data, tail->len, below);
     return rc;

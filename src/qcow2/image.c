@@ -1,8 +1,8 @@
 /*
  * Opening and closing an image, and its state: writable, corrupt, failed.
  *
- * A read-only image reads the header, the L1 table and, as needed, slices of L2 tables. A writable one
- * also has the refcount table and knows where its metadata lies (meta.c).
+ * A read-only image reads the header, the L1 table and, as needed, slices of L2 tables. A writable
+ * one also has the refcount table and knows where its metadata lies (meta.c).
  *
  * Order at close: flush (data, refcounts, L2, L1), then unused clusters are given back and the
  * file's end is cut off, then flush. A cut between leaves leaks at most.
@@ -193,8 +193,8 @@ SUSPENDS static int clear_autoclear(struct image *img, struct err *err)
 
     if (img->hdr.version < 3 || !img->hdr.autoclear)
         return 0;
-    int rc = image_poke_header(img, offsetof(struct qcow2_disk_header, autoclear), &none,
-                               sizeof(none));
+    int rc =
+        image_poke_header(img, offsetof(struct qcow2_disk_header, autoclear), &none, sizeof(none));
     if (rc == 0)
         rc = blk_flush(img->blk);
     if (rc < 0)
@@ -305,8 +305,8 @@ int image_open(struct blk *blk, const struct image_opts *opts, struct image **re
         return rc;
     init_geometry(img);
     img->corrupt = img->hdr.incompatible & QCOW2_INCOMPAT_CORRUPT;
-    img->cache.limit = MAX(opts->cache_bytes ? opts->cache_bytes : default_cache_bytes(&img->hdr),
-                           64 * KIB);
+    img->cache.limit =
+        MAX(opts->cache_bytes ? opts->cache_bytes : default_cache_bytes(&img->hdr), 64 * KIB);
     rc = opts->writable ? make_writable(img, err) : load_l1(img, err);
     if (rc < 0)
         return rc;

@@ -2,8 +2,9 @@
  * The open image from inside. Private to this folder.
  *
  * Everything here belongs to one reactor. What may change over a wait is said at each group.
- * Guest side: a cluster's mapping changes only under a claim on it (claim.c), by cow.c/write.c/zero.c.
- * Host side: clusters are given out and taken back by alloc.c, counted in refcount.c.
+ * Guest side: a cluster's mapping changes only under a claim on it (claim.c), by
+ * cow.c/write.c/zero.c. Host side: clusters are given out and taken back by alloc.c, counted in
+ * refcount.c.
  */
 #ifndef VARVE_QCOW2_INTERNAL_H
 #define VARVE_QCOW2_INTERNAL_H
@@ -20,8 +21,8 @@
 #include "rt/wait.h"
 
 /* Kept in the low, reserved bits of an L1 entry in memory; never written. */
-#define L1_BAD 1ull     /* contradicts the rest of the metadata: using it is an error */
-#define L1_PENDING 2ull /* the table on disk does not have this entry yet */
+#define L1_BAD         1ull /* contradicts the rest of the metadata: using it is an error */
+#define L1_PENDING     2ull /* the table on disk does not have this entry yet */
 #define L1_MEMORY_BITS (L1_BAD | L1_PENDING)
 
 /* What a host cluster that holds metadata holds; values of img->meta. */
@@ -69,39 +70,39 @@ struct image {
     char corrupt_why[120];
 
     /* the map: L1 in host order with L1_MEMORY_BITS; the rest of the tables in slices */
-    uint64_t *l1; /* hdr.l1_entries */
+    uint64_t *l1;            /* hdr.l1_entries */
     struct co_mutex l1_lock; /* linking or copying an L2 table */
     struct cache cache;
-    struct table meta;  /* host cluster -> enum meta_kind; filled while writable */
+    struct table meta;        /* host cluster -> enum meta_kind; filled while writable */
     struct table meta_chunks; /* how many of them lie near each other: meta.c */
-    struct list claims; /* struct claim */
-    struct list reqs;   /* struct image_req inside, oldest first */
+    struct list claims;       /* struct claim */
+    struct list reqs;         /* struct image_req inside, oldest first */
     uint64_t req_seq;
-    struct packed { /* the last compressed cluster that was read, unpacked */
+    struct packed {       /* the last compressed cluster that was read, unpacked */
         uint64_t cluster; /* guest; UINT64_MAX: none */
         uint8_t *data;
     } packed;
 
     /* host space: alloc.c and refcount.c; where it waits, under alloc_lock */
     struct co_mutex alloc_lock;
-    uint64_t *reftable;       /* host order; NULL while never writable */
+    uint64_t *reftable; /* host order; NULL while never writable */
     uint64_t reftable_entries;
-    uint64_t end;        /* no cluster from here on was ever counted */
-    uint64_t fresh_from; /* clusters from here on were never written: see host_run.fresh */
+    uint64_t end;                 /* no cluster from here on was ever counted */
+    uint64_t fresh_from;          /* clusters from here on were never written: see host_run.fresh */
     uint64_t scan_pos, scan_stop; /* where to look for free clusters below `end` */
-    uint64_t scan_again; /* then once from 0 up to here */
-    uint64_t prealloc_end;   /* bytes; file space reserved so far */
-    bool no_prealloc;        /* the file system cannot */
-    bool allocated;          /* since the image became writable: trim the file at close */
+    uint64_t scan_again;          /* then once from 0 up to here */
+    uint64_t prealloc_end;        /* bytes; file space reserved so far */
+    bool no_prealloc;             /* the file system cannot */
+    bool allocated;               /* since the image became writable: trim the file at close */
     VEC(struct host_run) pool;    /* counted (refcount 1 on disk), not used yet */
     VEC(struct host_free) freed;  /* not yet unmapped on disk */
     VEC(struct host_free) ready;  /* unmapped on disk; requests may still be inside */
 
     /* flushing: flush.c */
-    bool unflushed;        /* something was written since the last device flush began */
+    bool unflushed; /* something was written since the last device flush began */
     bool flush_running;
     uint64_t flush_started, flush_done; /* runs */
-    int flush_rc;          /* of the last run */
+    int flush_rc;                       /* of the last run */
     struct wait_queue flush_wait;
     VEC(uint32_t) l1_dirty;       /* indices */
     VEC(uint32_t) reftable_dirty; /* indices */
@@ -164,7 +165,8 @@ int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind
 void meta_remove(struct image *img, uint64_t first, uint64_t nr);
 bool meta_none_in(const struct image *img, uint64_t first, uint64_t nr);
 enum meta_kind meta_get(const struct image *img, uint64_t cluster);
-SUSPENDS int meta_load(struct image *img, struct err *err); /* all of the image's; marks bad L1 entries */
+SUSPENDS int meta_load(struct image *img,
+                       struct err *err); /* all of the image's; marks bad L1 entries */
 void meta_clear(struct image *img);
 /* Marks L1 entries that no image may have: all that a read-only image looks at. */
 void meta_check_l1(struct image *img);
@@ -216,13 +218,14 @@ SUSPENDS int refcount_get(struct image *img, uint64_t cluster, uint64_t *ret);
 SUSPENDS int refcount_take(struct image *img, uint64_t first, uint64_t nr, uint64_t *ret_done);
 /* One reference less each; the list is sorted. -EUCLEAN where there is none. */
 SUSPENDS int refcount_drop(struct image *img, const struct host_free *list, size_t nr);
-/* First run of free clusters at or behind `cluster`, in its slice (nr 0: none) and where to look on. */
+/* First run of free clusters at or behind `cluster`, in its slice (nr 0: none) and where to look
+ * on. */
 SUSPENDS int refcount_find_free(struct image *img, uint64_t cluster, uint64_t limit,
                                 struct host_run *ret, uint64_t *ret_next);
 /* The end of what is counted, looking down from limit. */
 SUSPENDS int refcount_find_last(struct image *img, uint64_t limit, uint64_t *ret_end);
-/* 0: the refcount block for `cluster` is there. 1: something was made for that at the image's end, which
- * has moved: ask again, for the end first. */
+/* 0: the refcount block for `cluster` is there. 1: something was made for that at the image's end,
+ * which has moved: ask again, for the end first. */
 SUSPENDS int refcount_cover(struct image *img, uint64_t cluster);
 /* Makes a refcount block for an area known to be free, in `cluster`, which lies in it. */
 SUSPENDS int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster);
@@ -247,7 +250,8 @@ SUSPENDS int read_range(struct image *img, uint64_t guest_off, uint64_t len, str
 void read_forget_packed(struct image *img, uint64_t first, uint64_t nr);
 
 /* ---- write.c ---- */
-/* A write as image_write does it, inside a request. *ret_durable is cleared if the mapping is not on disk yet */
+/* A write as image_write does it, inside a request. *ret_durable is cleared if the mapping is not
+ * on disk yet */
 SUSPENDS int write_range(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,
                          unsigned flags, const struct image_below *below, bool *ret_durable);
 /* The references of an entry that is no longer in the map. */
@@ -265,10 +269,10 @@ SUSPENDS int zero_unmap(struct image *img, uint64_t guest_off, uint64_t len);
 /* Test hook: leave a step of the order out. The tests prove with it that they would notice. */
 enum flush_mutation {
     FLUSH_AS_IS,
-    FLUSH_SKIP_BEFORE_L2,    /* no device flush between data and L2 */
-    FLUSH_L1_FIRST,          /* a new L2 table is named before it is flushed */
-    FLUSH_SKIP_REFCOUNTS,    /* refcounts of a run are not written */
-    FLUSH_SKIP_QUARANTINE,   /* freed clusters are reused at once */
+    FLUSH_SKIP_BEFORE_L2,       /* no device flush between data and L2 */
+    FLUSH_L1_FIRST,             /* a new L2 table is named before it is flushed */
+    FLUSH_SKIP_REFCOUNTS,       /* refcounts of a run are not written */
+    FLUSH_SKIP_QUARANTINE,      /* freed clusters are reused at once */
     FLUSH_SKIP_BEFORE_REFTABLE, /* the table points to a refcount block that is not there yet */
 };
 extern enum flush_mutation flush_mutation;

@@ -13,8 +13,8 @@ void read_forget_packed(struct image *img, uint64_t first, uint64_t nr)
         img->packed.cluster = UINT64_MAX;
 }
 
-/* Unpacks the cluster at guest_off. A wait lies between: the entry is read again behind it, and only
- * what still is so is kept for the next reader. */
+/* Unpacks the cluster at guest_off. A wait lies between: the entry is read again behind it, and
+ * only what still is so is kept for the next reader. */
 SUSPENDS static int unpack(struct image *img, uint64_t guest_off, uint8_t *data)
 {
     struct slice *slice;

@@ -157,8 +157,8 @@ SUSPENDS static int write_slice(struct image *img, struct slice *s)
     img->stats.refcount_writes++;
     if (flush_mutation == FLUSH_SKIP_REFCOUNTS)
         return 0;
-    int rc = blk_write(img->blk, cache_disk_off(img, s->key) + from, (char *)s->table + from,
-                       to - from);
+    int rc =
+        blk_write(img->blk, cache_disk_off(img, s->key) + from, (char *)s->table + from, to - from);
     img->unflushed = true;
     return rc;
 }
@@ -349,7 +349,8 @@ static uint64_t entries_in(const struct image *img, uint64_t clusters)
 static int plan_table(struct image *img, uint64_t min_entries, struct new_table *t)
 {
     t->first = img->end;
-    t->clusters = div_up(MAX(min_entries, img->reftable_entries * 3 / 2) * 8, img->hdr.cluster_size);
+    t->clusters =
+        div_up(MAX(min_entries, img->reftable_entries * 3 / 2) * 8, img->hdr.cluster_size);
     for (;;) {
         uint64_t last = block_index(img, t->first + t->clusters + t->blocks);
 
@@ -438,8 +439,8 @@ SUSPENDS static int switch_table(struct image *img, const struct new_table *t)
     struct {
         be64 off;
         be32 clusters;
-    } __attribute__((packed)) field = {be64_make(t->first << img->hdr.cluster_bits),
-                                       be32_make((uint32_t)t->clusters)};
+    } __attribute__((packed))
+    field = {be64_make(t->first << img->hdr.cluster_bits), be32_make((uint32_t)t->clusters)};
     int rc = blk_flush(img->blk);
 
     if (rc == 0)

@@ -46,8 +46,8 @@ SUSPENDS static int switch_l1(struct image *img, uint64_t off, uint32_t entries)
         be32 entries;
         be64 off;
     } __attribute__((packed)) field = {be32_make(entries), be64_make(off)};
-    int rc = image_poke_header(img, offsetof(struct qcow2_disk_header, l1_size), &field,
-                               sizeof(field));
+    int rc =
+        image_poke_header(img, offsetof(struct qcow2_disk_header, l1_size), &field, sizeof(field));
 
     if (rc == 0)
         rc = blk_flush(img->blk);

@@ -4,9 +4,9 @@
  * In place, where the host clusters are this image's alone: one lookup, one device write, no
  * claim, no lock. Everything else changes the map and goes through write_new().
  *
- * Order of an allocating write: claim, host clusters (their refcounts are on disk), data with what it
- * leaves open, then the entries in memory; flush.c brings them to the disk behind the data. An error
- * before the last step changes no mapping, and the clusters go back to the pool.
+ * Order of an allocating write: claim, host clusters (their refcounts are on disk), data with what
+ * it leaves open, then the entries in memory; flush.c brings them to the disk behind the data. An
+ * error before the last step changes no mapping, and the clusters go back to the pool.
  *
  *  1. Between the claim and the update of the entries nobody else changes them: what was read
  *     from them before the waits still holds behind them.

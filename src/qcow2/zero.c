@@ -53,7 +53,8 @@ static struct l2_entry zero_whole(const struct image *img, const struct zero_op 
         l2_kind(&img->hdr, old, 0) == CLUSTER_UNALLOCATED && !old.bits)
         return old; /* reads as zero already */
     /* version 2 has no flag: a kept cluster would still show its data */
-    return zeroed(img, own && op->mode == ZERO_KEEP && img->hdr.version >= 3 ? l2_host_off(old) : 0);
+    return zeroed(img,
+                  own && op->mode == ZERO_KEEP && img->hdr.version >= 3 ? l2_host_off(old) : 0);
 }
 
 /* Some subclusters of an extended entry that is not compressed. */
@@ -111,7 +112,8 @@ SUSPENDS static int check_entries(struct image *img, const struct slice *s, uint
 {
     for (; s->suspect && at < end; at += img->hdr.cluster_size)
         if (!map_entry_is_sane(img, slice_entry(&img->hdr, s, slice_index(img, at))))
-            return image_corrupt(img, "the L2 entry of guest offset %llu points where no data may be",
+            return image_corrupt(img,
+                                 "the L2 entry of guest offset %llu points where no data may be",
                                  (unsigned long long)at);
     return 0;
 }
@@ -208,7 +210,8 @@ SUSPENDS static int write_zeroes(struct image *img, uint64_t guest_off, uint64_t
     return 0;
 }
 
-/* The part of an extended cluster at [off, off + len): by bits, or as data where it is compressed. */
+/* The part of an extended cluster at [off, off + len): by bits, or as data where it is compressed.
+ */
 SUSPENDS static int zero_subclusters(struct image *img, const struct zero_op *op,
                                      const struct image_below *below)
 {

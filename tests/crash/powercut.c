@@ -20,23 +20,23 @@
 #include "rt/wait.h"
 #include "test.h"
 
-#define SECTOR 512u
-#define WRITERS 6u
-#define NEVER UINT64_MAX
+#define SECTOR   512u
+#define WRITERS  6u
+#define NEVER    UINT64_MAX
 #define BELOW_ID (1ull << 63)
-#define OLD_ID 0xddddddddddddddddull
+#define OLD_ID   0xddddddddddddddddull
 
 struct config {
     const char *name;
     struct image_create_opts create;
     uint64_t cache_bytes;
     bool has_below;
-    uint64_t fixed_len; /* a volume of this length, with old data; 0: a file */
+    uint64_t fixed_len;   /* a volume of this length, with old data; 0: a file */
     unsigned max_sectors; /* of one operation */
 };
 
 struct op {
-    uint64_t id; /* what its sectors hold; 0: zeroes */
+    uint64_t id;        /* what its sectors hold; 0: zeroes */
     uint64_t first, nr; /* sectors */
     uint64_t start, end;
     bool durable;
@@ -107,26 +107,28 @@ static void op_is_durable(struct world *w, struct op *op)
 
 static void flushed(struct world *w, uint64_t flush_start)
 {
-    vec_for_each(op, &w->ops) if (!(*op)->durable && (*op)->end <= flush_start)
-        op_is_durable(w, *op);
+    vec_for_each(op, &w->ops)
+        if (!(*op)->durable && (*op)->end <= flush_start)
+            op_is_durable(w, *op);
 }
 
 static bool may_show(const struct world *w, uint64_t sector, uint64_t id)
 {
-    vec_for_each(op, &w->may[sector]) if ((*op)->id == id) return true;
+    vec_for_each(op, &w->may[sector])
+        if ((*op)->id == id)
+            return true;
     return false;
 }
 
 static void print_history(const struct world *w, uint64_t sector)
 {
-    vec_for_each(o, &w->ops)
-    {
+    vec_for_each(o, &w->ops) {
         const struct op *op = *o;
 
         if (sector >= op->first && sector < op->first + op->nr)
-            fprintf(stderr, "  %#llx [%llu, +%llu) from %llu to %lld%s\n", (unsigned long long)op->id,
-                    (unsigned long long)op->first, (unsigned long long)op->nr,
-                    (unsigned long long)op->start, (long long)op->end,
+            fprintf(stderr, "  %#llx [%llu, +%llu) from %llu to %lld%s\n",
+                    (unsigned long long)op->id, (unsigned long long)op->first,
+                    (unsigned long long)op->nr, (unsigned long long)op->start, (long long)op->end,
                     op->durable ? " durable" : "");
     }
 }
@@ -192,8 +194,8 @@ SUSPENDS static int do_write(struct world *w, uint64_t first, uint64_t nr, unsig
 SUSPENDS static int do_zero(struct world *w, uint64_t first, uint64_t nr, bool unmap)
 {
     struct op *op = op_begin(w, 0, first, nr);
-    int rc = image_zero(w->img, first * SECTOR, nr * SECTOR, unmap ? BLK_MAY_UNMAP : 0,
-                        below_of(w));
+    int rc =
+        image_zero(w->img, first * SECTOR, nr * SECTOR, unmap ? BLK_MAY_UNMAP : 0, below_of(w));
 
     if (rc == 0)
         op->end = ++w->tick;
@@ -268,8 +270,8 @@ SUSPENDS static int writer(void *arg)
 
 SUSPENDS static struct image *open_image(struct world *w, struct blk *blk, struct err *err)
 {
-    struct image_opts opts = {.writable = true, .cache_bytes = w->cfg->cache_bytes,
-                              .prealloc_step = MIB};
+    struct image_opts opts = {
+        .writable = true, .cache_bytes = w->cfg->cache_bytes, .prealloc_step = MIB};
     struct image *img;
     int rc = image_open(blk, &opts, &img, err);
 
@@ -417,7 +419,8 @@ static void world_init(struct world *w)
 
 static void world_fini(struct world *w)
 {
-    vec_for_each(op, &w->ops) free(*op);
+    vec_for_each(op, &w->ops)
+        free(*op);
     vec_free(&w->ops);
     for (uint64_t s = 0; s < w->sectors; s++)
         vec_free(&w->may[s]);
@@ -459,24 +462,57 @@ static const struct config configs[] = {
     {"64k over", {.virtual_len = 2 * MIB}, 0, true, 0, 64},
     {"4k", {.virtual_len = MIB, .cluster_size = 4096}, 64 * KIB, false, 0, 32},
     {"512", {.virtual_len = 512 * KIB, .cluster_size = 512}, 64 * KIB, false, 0, 32},
-    {"512 over", {.virtual_len = 512 * KIB, .cluster_size = 512, .refcount_bits = 64}, 64 * KIB, true, 0, 32},
-    {"ext 128k", {.virtual_len = 2 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true}, 0, true, 0, 64},
-    {"ext 16k", {.virtual_len = MIB, .cluster_size = 16 * KIB, .extended_l2 = true, .refcount_bits = 1},
-     64 * KIB, true, 0, 32},
+    {"512 over",
+     {.virtual_len = 512 * KIB, .cluster_size = 512, .refcount_bits = 64},
+     64 * KIB,
+     true,
+     0,
+     32},
+    {"ext 128k",
+     {.virtual_len = 2 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true},
+     0,
+     true,
+     0,
+     64},
+    {"ext 16k",
+     {.virtual_len = MIB, .cluster_size = 16 * KIB, .extended_l2 = true, .refcount_bits = 1},
+     64 * KIB,
+     true,
+     0,
+     32},
     {"volume", {.virtual_len = 2 * MIB}, 0, false, 4 * MIB, 64},
     {"volume over", {.virtual_len = MIB, .cluster_size = 4096}, 64 * KIB, true, 1536 * KIB, 32},
-    {"volume 512", {.virtual_len = 2 * MIB, .cluster_size = 512, .refcount_bits = 64}, 64 * KIB, false,
-     12 * MIB, 32},
-    {"volume ext", {.virtual_len = 2 * MIB, .cluster_size = 32 * KIB, .extended_l2 = true,
-      .prealloc = PREALLOC_METADATA}, 0, true, 4 * MIB, 64},
+    {"volume 512",
+     {.virtual_len = 2 * MIB, .cluster_size = 512, .refcount_bits = 64},
+     64 * KIB,
+     false,
+     12 * MIB,
+     32},
+    {"volume ext",
+     {.virtual_len = 2 * MIB,
+      .cluster_size = 32 * KIB,
+      .extended_l2 = true,
+      .prealloc = PREALLOC_METADATA},
+     0,
+     true,
+     4 * MIB,
+     64},
 };
 
 /* Many tables on a volume with old data: where a step left out shows soonest. */
 static const struct config mutation_configs[] = {
-    {"volume 512", {.virtual_len = 4 * MIB, .cluster_size = 512, .refcount_bits = 64}, 64 * KIB, false,
-     16 * MIB, 32},
+    {"volume 512",
+     {.virtual_len = 4 * MIB, .cluster_size = 512, .refcount_bits = 64},
+     64 * KIB,
+     false,
+     16 * MIB,
+     32},
     {"volume 4k", {.virtual_len = 2 * MIB, .cluster_size = 4096}, 64 * KIB, true, 4 * MIB, 32},
-    {"file 512", {.virtual_len = 4 * MIB, .cluster_size = 512, .refcount_bits = 64}, 64 * KIB, false, 0,
+    {"file 512",
+     {.virtual_len = 4 * MIB, .cluster_size = 512, .refcount_bits = 64},
+     64 * KIB,
+     false,
+     0,
      256},
 };
 
@@ -490,12 +526,13 @@ TEST(flushed_data_survives_power_cuts)
 
         for (unsigned i = 0; i < cuts; i++)
             one_cut(c, test_seed() + i, false, &t);
-        printf("  %-12s %3llu cuts: %llu unflushed sectors, %llu lost, %llu writes torn; %llu dirty "
-               "slices, %llu tables not linked, %llu ranges in quarantine\n",
-               c->name, (unsigned long long)t.cuts, (unsigned long long)t.unflushed,
-               (unsigned long long)t.lost, (unsigned long long)t.torn,
-               (unsigned long long)t.dirty_slices, (unsigned long long)t.unlinked_tables,
-               (unsigned long long)t.quarantined);
+        printf(
+            "  %-12s %3llu cuts: %llu unflushed sectors, %llu lost, %llu writes torn; %llu dirty "
+            "slices, %llu tables not linked, %llu ranges in quarantine\n",
+            c->name, (unsigned long long)t.cuts, (unsigned long long)t.unflushed,
+            (unsigned long long)t.lost, (unsigned long long)t.torn,
+            (unsigned long long)t.dirty_slices, (unsigned long long)t.unlinked_tables,
+            (unsigned long long)t.quarantined);
         CHECK(t.cuts > cuts / 2 && t.lost > 0 && t.dirty_slices > 0);
     }
 }

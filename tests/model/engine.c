@@ -168,7 +168,8 @@ SUSPENDS static int run_op(void *arg)
 
 static void pick_range(struct world *w, struct op *op)
 {
-    uint64_t cs = image_header(w->img)->cluster_size, len = w->hot_len, max = MIN(len, 4 * cs + 8192);
+    uint64_t cs = image_header(w->img)->cluster_size, len = w->hot_len,
+             max = MIN(len, 4 * cs + 8192);
 
     switch (pick(w, 4)) {
     case 0: /* any bytes */
@@ -217,11 +218,11 @@ static bool meets_earlier(struct world *w, const struct op *op)
 
 static void make_op(struct world *w, struct op *op, bool may_overlap)
 {
-    static const enum op_kind kinds[] = {OP_WRITE, OP_WRITE, OP_WRITE, OP_WRITE, OP_ZERO,
-                                         OP_ZERO,  OP_DISCARD, OP_READ, OP_READ, OP_FLUSH};
+    static const enum op_kind kinds[] = {OP_WRITE, OP_WRITE,   OP_WRITE, OP_WRITE, OP_ZERO,
+                                         OP_ZERO,  OP_DISCARD, OP_READ,  OP_READ,  OP_FLUSH};
 
-    *op = (struct op){.w = w, .kind = kinds[pick(w, ARRAY_SIZE(kinds))],
-                      .value = (uint8_t)(1 + pick(w, 255))};
+    *op = (struct op){
+        .w = w, .kind = kinds[pick(w, ARRAY_SIZE(kinds))], .value = (uint8_t)(1 + pick(w, 255))};
     if (op->kind == OP_FLUSH)
         return;
     for (unsigned tries = 0; tries < 20; tries++) {
@@ -347,8 +348,10 @@ SUSPENDS static struct blk *device(struct world *w, bool create)
 
 SUSPENDS static void open_image(struct world *w)
 {
-    struct image_opts opts = {.writable = true, .cache_bytes = w->cfg->cache_bytes,
-                              .prealloc_step = 256 * KIB, .discard = w->cfg->discard};
+    struct image_opts opts = {.writable = true,
+                              .cache_bytes = w->cfg->cache_bytes,
+                              .prealloc_step = 256 * KIB,
+                              .discard = w->cfg->discard};
     struct err err = {0};
 
     if (image_open(device(w, false), &opts, &w->img, &err) < 0)
@@ -516,36 +519,104 @@ static void play_sim(const struct config *cfg)
 TEST(random_operations_on_memory)
 {
     static const struct config configs[] = {
-        {"512", {.virtual_len = 640 * KIB + 512, .cluster_size = 512}, 64 * KIB, 0, 1, .rounds = 400},
-        {"4k", {.virtual_len = 3 * MIB + 1536, .cluster_size = 4096}, 64 * KIB, 0, 512, .rounds = 400},
+        {"512",
+         {.virtual_len = 640 * KIB + 512, .cluster_size = 512},
+         64 * KIB,
+         0,
+         1,
+         .rounds = 400},
+        {"4k",
+         {.virtual_len = 3 * MIB + 1536, .cluster_size = 4096},
+         64 * KIB,
+         0,
+         512,
+         .rounds = 400},
         {"64k", {.virtual_len = 8 * MIB}, 0, 0, 4096, .rounds = 400},
         {"64k over", {.virtual_len = 8 * MIB - 512}, 0, 5 * MIB + 512, 1, .rounds = 400},
         {"64k over long", {.virtual_len = 6 * MIB - 512}, 64 * KIB, 16 * MIB, 1, .rounds = 400},
-        {"64k keep", {.virtual_len = 8 * MIB}, 0, 0, 1, .discard = IMAGE_DISCARD_KEEP, .rounds = 400},
+        {"64k keep",
+         {.virtual_len = 8 * MIB},
+         0,
+         0,
+         1,
+         .discard = IMAGE_DISCARD_KEEP,
+         .rounds = 400},
         {"2M", {.virtual_len = 40 * MIB, .cluster_size = 2 * MIB}, 0, 20 * MIB, 512, .rounds = 100},
-        {"ext 16k", {.virtual_len = 4 * MIB + 512, .cluster_size = 16 * KIB, .extended_l2 = true}, 64 * KIB,
-         3 * MIB, 512, .rounds = 400},
-        {"ext 128k", {.virtual_len = 12 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true}, 0, 9 * MIB,
-         512, .rounds = 400},
-        {"ext 128k keep", {.virtual_len = 12 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true}, 0,
-         9 * MIB, 4096, .discard = IMAGE_DISCARD_KEEP, .rounds = 300},
-        {"ext prealloc", {.virtual_len = 12 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true,
-         .prealloc = PREALLOC_METADATA}, 0, 9 * MIB, 512, .rounds = 300},
+        {"ext 16k",
+         {.virtual_len = 4 * MIB + 512, .cluster_size = 16 * KIB, .extended_l2 = true},
+         64 * KIB,
+         3 * MIB,
+         512,
+         .rounds = 400},
+        {"ext 128k",
+         {.virtual_len = 12 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true},
+         0,
+         9 * MIB,
+         512,
+         .rounds = 400},
+        {"ext 128k keep",
+         {.virtual_len = 12 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true},
+         0,
+         9 * MIB,
+         4096,
+         .discard = IMAGE_DISCARD_KEEP,
+         .rounds = 300},
+        {"ext prealloc",
+         {.virtual_len = 12 * MIB,
+          .cluster_size = 128 * KIB,
+          .extended_l2 = true,
+          .prealloc = PREALLOC_METADATA},
+         0,
+         9 * MIB,
+         512,
+         .rounds = 300},
         {"v2", {.virtual_len = 8 * MIB, .version = 2}, 0, 0, 1, .rounds = 200},
         {"v2 over", {.virtual_len = 8 * MIB, .version = 2}, 0, 6 * MIB, 1, .rounds = 200},
         {"volume", {.virtual_len = 8 * MIB}, 0, 0, 512, .fixed_len = true, .rounds = 300},
-        {"volume over", {.virtual_len = 8 * MIB}, 0, 8 * MIB, 512, .fixed_len = true, .rounds = 300},
-        {"volume ext", {.virtual_len = 8 * MIB, .cluster_size = 64 * KIB, .extended_l2 = true}, 0, 8 * MIB,
-         4096, .fixed_len = true, .rounds = 300},
-        {"volume prealloc", {.virtual_len = 8 * MIB, .prealloc = PREALLOC_METADATA}, 0, 0, 512,
-         .fixed_len = true, .rounds = 300},
-        {"refcount 1", {.virtual_len = 2 * MIB, .cluster_size = 4096, .refcount_bits = 1}, 0, 0, 1,
+        {"volume over",
+         {.virtual_len = 8 * MIB},
+         0,
+         8 * MIB,
+         512,
+         .fixed_len = true,
+         .rounds = 300},
+        {"volume ext",
+         {.virtual_len = 8 * MIB, .cluster_size = 64 * KIB, .extended_l2 = true},
+         0,
+         8 * MIB,
+         4096,
+         .fixed_len = true,
+         .rounds = 300},
+        {"volume prealloc",
+         {.virtual_len = 8 * MIB, .prealloc = PREALLOC_METADATA},
+         0,
+         0,
+         512,
+         .fixed_len = true,
+         .rounds = 300},
+        {"refcount 1",
+         {.virtual_len = 2 * MIB, .cluster_size = 4096, .refcount_bits = 1},
+         0,
+         0,
+         1,
          .rounds = 200},
-        {"refcount 2", {.virtual_len = 2 * MIB, .cluster_size = 512, .refcount_bits = 2}, 0, 0, 1,
+        {"refcount 2",
+         {.virtual_len = 2 * MIB, .cluster_size = 512, .refcount_bits = 2},
+         0,
+         0,
+         1,
          .rounds = 200},
-        {"refcount 8", {.virtual_len = 2 * MIB, .cluster_size = 4096, .refcount_bits = 8}, 0, 0, 1,
+        {"refcount 8",
+         {.virtual_len = 2 * MIB, .cluster_size = 4096, .refcount_bits = 8},
+         0,
+         0,
+         1,
          .rounds = 200},
-        {"refcount 64", {.virtual_len = 1 * MIB, .cluster_size = 512, .refcount_bits = 64}, 64 * KIB, 0, 1,
+        {"refcount 64",
+         {.virtual_len = 1 * MIB, .cluster_size = 512, .refcount_bits = 64},
+         64 * KIB,
+         0,
+         1,
          .rounds = 300},
     };
 
@@ -557,13 +628,34 @@ TEST(random_operations_on_files)
 {
     static const struct config configs[] = {
         {"file 64k", {.virtual_len = 8 * MIB + 512}, 0, 0, 1, .real_file = true, .rounds = 300},
-        {"file 4k over", {.virtual_len = 4 * MIB, .cluster_size = 4096}, 64 * KIB, 3 * MIB, 1,
-         .real_file = true, .rounds = 300},
-        {"file ext over", {.virtual_len = 8 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true}, 0,
-         10 * MIB, 1, .real_file = true, .rounds = 300},
-        {"file 512", {.virtual_len = 1 * MIB, .cluster_size = 512, .refcount_bits = 32}, 64 * KIB, 0, 1,
-         .real_file = true, .rounds = 200},
-        {"file v2", {.virtual_len = 4 * MIB, .version = 2}, 0, 3 * MIB, 1, .real_file = true, .rounds = 200},
+        {"file 4k over",
+         {.virtual_len = 4 * MIB, .cluster_size = 4096},
+         64 * KIB,
+         3 * MIB,
+         1,
+         .real_file = true,
+         .rounds = 300},
+        {"file ext over",
+         {.virtual_len = 8 * MIB, .cluster_size = 128 * KIB, .extended_l2 = true},
+         0,
+         10 * MIB,
+         1,
+         .real_file = true,
+         .rounds = 300},
+        {"file 512",
+         {.virtual_len = 1 * MIB, .cluster_size = 512, .refcount_bits = 32},
+         64 * KIB,
+         0,
+         1,
+         .real_file = true,
+         .rounds = 200},
+        {"file v2",
+         {.virtual_len = 4 * MIB, .version = 2},
+         0,
+         3 * MIB,
+         1,
+         .real_file = true,
+         .rounds = 200},
     };
 
     test_need("qemu-img");

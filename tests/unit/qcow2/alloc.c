@@ -15,7 +15,8 @@ CO_TEST(refcount_table_and_blocks_grow)
     for (unsigned i = 0; i < ARRAY_SIZE(bits); i++) {
         struct engine e = {.opts = opts};
 
-        t_image("grow.qcow2", &(struct image_create_opts){.virtual_len = 24 * MIB, .cluster_size = 512,
+        t_image("grow.qcow2", &(struct image_create_opts){.virtual_len = 24 * MIB,
+                                                          .cluster_size = 512,
                                                           .refcount_bits = bits[i]});
         CHECK_EQ(image_open(t_open("grow.qcow2"), &opts, &img, NULL), 0);
         e.img = img;

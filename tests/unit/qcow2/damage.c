@@ -23,8 +23,9 @@ SUSPENDS static void make_good(struct qcow2_header *hdr)
     struct blk *blk;
 
     test_need("qemu-img");
-    test_sh("qemu-img create -q -f qcow2 %s 64M && qemu-io -f qcow2 -c 'write -q -P 0x11 0 128k' %s",
-            t_path("good.qcow2"), t_path("good.qcow2"));
+    test_sh(
+        "qemu-img create -q -f qcow2 %s 64M && qemu-io -f qcow2 -c 'write -q -P 0x11 0 128k' %s",
+        t_path("good.qcow2"), t_path("good.qcow2"));
     blk = t_open("good.qcow2");
     CHECK_EQ(qcow2_header_read(blk, hdr, NULL), 0);
     blk_close(blk);
@@ -87,11 +88,12 @@ CO_TEST(clusters_of_an_internal_snapshot_keep_their_content)
     struct engine e = {0};
 
     test_need("qemu-img");
-    test_sh("qemu-img create -q -f qcow2 %s 4M && qemu-io -f qcow2 -c 'write -q -P 0x55 0 2M' %s && "
-            "qemu-img snapshot -c s1 %s",
-            t_path("sn.qcow2"), t_path("sn.qcow2"), t_path("sn.qcow2"));
+    test_sh(
+        "qemu-img create -q -f qcow2 %s 4M && qemu-io -f qcow2 -c 'write -q -P 0x55 0 2M' %s && "
+        "qemu-img snapshot -c s1 %s",
+        t_path("sn.qcow2"), t_path("sn.qcow2"), t_path("sn.qcow2"));
     CHECK_EQ(open_image(&e, "sn.qcow2", true), 0);
-    CHECK_EQ(engine_write(&e, 4096, 4096, 0x66, 0, NULL), 0);       /* copy on write */
+    CHECK_EQ(engine_write(&e, 4096, 4096, 0x66, 0, NULL), 0); /* copy on write */
     CHECK_EQ(engine_write(&e, 128 * KIB, 64 * KIB, 0x66, 0, NULL), 0);
     CHECK_EQ(image_discard(e.img, 256 * KIB, 128 * KIB, NULL), 0);
     CHECK_EQ(image_zero(e.img, 512 * KIB, 70 * KIB, 0, NULL), 0);

@@ -111,8 +111,8 @@ void engine_expect(struct engine *e, uint64_t off, uint64_t len, uint8_t value,
     CHECK_EQ(image_read(e->img, off, len, &it, below), 0);
     for (uint64_t i = 0; i < len; i++)
         if (buf[i] != value)
-            test_fail(__FILE__, __LINE__, "byte %llu is %02x, not %02x", (unsigned long long)(off + i),
-                      buf[i], value);
+            test_fail(__FILE__, __LINE__, "byte %llu is %02x, not %02x",
+                      (unsigned long long)(off + i), buf[i], value);
     free(buf);
 }
 

@@ -26,9 +26,11 @@ CO_TEST(new_space_never_shows_a_longer_backing_file)
 {
     grow_over_below(&(struct image_create_opts){.virtual_len = MIB}, 3 * MIB);
     grow_over_below(&(struct image_create_opts){.virtual_len = MIB + 512}, 3 * MIB + 1024);
-    grow_over_below(&(struct image_create_opts){.virtual_len = MIB + 512, .extended_l2 = true}, 3 * MIB);
+    grow_over_below(&(struct image_create_opts){.virtual_len = MIB + 512, .extended_l2 = true},
+                    3 * MIB);
     grow_over_below(&(struct image_create_opts){.virtual_len = MIB + 512, .version = 2}, 2 * MIB);
-    grow_over_below(&(struct image_create_opts){.virtual_len = 64 * KIB + 512, .cluster_size = 512}, 2 * MIB);
+    grow_over_below(&(struct image_create_opts){.virtual_len = 64 * KIB + 512, .cluster_size = 512},
+                    2 * MIB);
 }
 
 CO_TEST(shrinking_and_growing_again_gives_zeroes)
@@ -70,8 +72,10 @@ CO_TEST(the_backing_name_changes)
 {
     struct engine e = {0};
 
-    engine_start(&e, &(struct image_create_opts){.virtual_len = MIB, .backing_name = "a",
-                                                 .backing_format = "raw"}, 0);
+    engine_start(&e,
+                 &(struct image_create_opts){
+                     .virtual_len = MIB, .backing_name = "a", .backing_format = "raw"},
+                 0);
     CHECK_EQ(image_set_backing(e.img, "some-longer-name.qcow2", "qcow2", NULL), 0);
     engine_reopen(&e);
     CHECK_STR(image_header(e.img)->backing_name, "some-longer-name.qcow2");

@@ -46,7 +46,7 @@ CO_TEST(a_whole_subcluster_copies_nothing)
     CHECK_EQ(engine_write(&e, 0, 2048, 1, 0, &below.below), 0);
     below.reads = 0;
     uint64_t writes = requests(BLK_REQ_WRITE);
-    CHECK_EQ(engine_write(&e, CLUSTER + 4096, 4096, 1, 0, &below.below), 0); /* new cluster */
+    CHECK_EQ(engine_write(&e, CLUSTER + 4096, 4096, 1, 0, &below.below), 0);  /* new cluster */
     CHECK_EQ(engine_write(&e, CLUSTER + 16384, 4096, 1, 0, &below.below), 0); /* more of it */
     CHECK_EQ(requests(BLK_REQ_WRITE) - writes, 2);
     CHECK_EQ(below.reads, 0);
