@@ -126,6 +126,10 @@ SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, s
     rc = op_intent(op, "destroy-volume",
                    json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem", vol->stem, "files", files),
                    err);
+    if (rc == -ENOSPC || rc == -EDQUOT) { /* to make room is what it is for */
+        op_say(op->ctx, "the storage is full: no record of the destruction is kept");
+        rc = 0;
+    }
     if (rc == 0)
         rc = unlink_all(vol->current->dir, files, err);
     json_decref(files);
@@ -337,7 +341,15 @@ SUSPENDS static int stream_into(struct destroy *d, unsigned i, struct err *err)
     return rc;
 }
 
-/* Without children this is the whole work: one unlink. */
+/* Nothing stands on it: one step, which needs no intent, and so no room. */
+SUSPENDS static int run_unlink(struct destroy *d, struct err *err)
+{
+    int rc = refuse_open_file(d->snap->path, err);
+
+    crash_point("destroy-unlink");
+    return rc == 0 ? store_unlink(d->snap->path, err) : rc;
+}
+
 SUSPENDS static int run_stream(struct destroy *d, struct err *err)
 {
     json_t *vols = json_pack("[{s:s, s:s}]", "vmid", d->vol->vmid, "stem", d->vol->stem);
@@ -379,7 +391,7 @@ SUSPENDS static int destroy_snapshot(struct op *op, const struct vol_name *name,
                !d.nr_kids ? "nothing is based on it, copies" : d.commit ? "commit copies" : "stream copies",
                (unsigned long long)(d.bytes >> 20));
     if (rc == 0 && !op->ctx->dry_run)
-        rc = d.commit ? run_commit(&d, err) : run_stream(&d, err);
+        rc = !d.nr_kids ? run_unlink(&d, err) : d.commit ? run_commit(&d, err) : run_stream(&d, err);
     if (rc == 0 && !op->ctx->dry_run)
         op_say(op->ctx, "snapshot %s@%s deleted", d.vol->stem, name->snap);
     free(d.kids);
@@ -462,8 +474,55 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
     return rc;
 }
 
+/* A server goes on with its job when the manager dies: waited for, or left if that may take long. */
+SUSPENDS static int settle_stream_job(const struct vol_ctx *ctx, const char *qmp, const char *prefix,
+                                      bool long_too, bool *ret_left, struct err *err)
+{
+    _cleanup_(remote_closep) struct remote *r = NULL;
+    _cleanup_(freep) char *job = NULL, *state = NULL;
+    bool ready;
+    int rc = remote_open_path(qmp, &r, err);
+
+    if (rc == 0 && r)
+        rc = remote_job_find(r, prefix, &job, err);
+    if (rc == 0 && job)
+        rc = remote_job_state(r, job, &state, err);
+    if (rc < 0 || !state)
+        return rc;
+    if (!long_too && strcmp(state, "concluded") != 0) {
+        *ret_left = true;
+        return 0;
+    }
+    remote_job_wait(r, ctx, job, &ready, NULL); /* whatever came of it: the files tell */
+    return 0;
+}
+
+SUSPENDS static int settle_stream_jobs(const struct vol_ctx *ctx, const struct pool *pool,
+                                       const struct intent *in, bool long_too, bool *ret_left, struct err *err)
+{
+    const json_t *vols = json_object_get(in->json, "vols"), *vol;
+    char prefix[40];
+    int rc = 0;
+    size_t i;
+
+    snprintf(prefix, sizeof(prefix), "flatten-%.16s-", in->id);
+    json_array_foreach(vols, i, vol)
+    {
+        struct vol_name name = {0};
+
+        snprintf(name.pool, sizeof(name.pool), "%s", pool->id);
+        snprintf(name.vmid, sizeof(name.vmid), "%.15s", intent_str(vol, "vmid"));
+        snprintf(name.name, sizeof(name.name), "%.255s", intent_str(vol, "stem"));
+        _cleanup_(freep) char *qmp = vol_qmp_path(&name);
+        if (rc == 0)
+            rc = qmp ? settle_stream_job(ctx, qmp, prefix, long_too, ret_left, err)
+                     : err_set(err, -ENOMEM, "out of memory");
+    }
+    return rc;
+}
+
 SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *dir,
-                                   const struct intent *in, struct err *err)
+                                   const struct intent *in, bool long_too, bool *ret_left, struct err *err)
 {
     const char *snap = intent_name(in->json, "snap_file");
     _cleanup_(catalog_freep) struct catalog *cat = NULL;
@@ -471,14 +530,17 @@ SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool 
 
     if (!path)
         return err_set(err, -EUCLEAN, "the intent is damaged");
-    int rc = catalog_scan(pool, &cat, err);
-    if (rc < 0)
+    int rc = settle_stream_jobs(ctx, pool, in, long_too, ret_left, err);
+    if (rc == 0 && !*ret_left)
+        rc = catalog_scan(pool, &cat, err);
+    if (rc < 0 || *ret_left)
         return rc;
     const struct cfile *f = catalog_file(cat, path);
-    if (f && f->nb_children == 0 && refuse_open_file(path, NULL) == 0)
+    bool unused = f && f->nb_children == 0 && refuse_open_file(path, NULL) == 0;
+    if (unused)
         rc = store_unlink(path, err);
     op_say(ctx, "an interrupted deletion of %s@%s was %s", intent_str(in->json, "stem"),
-           intent_str(in->json, "snap"), f && f->nb_children ? "undone" : "finished");
+           intent_str(in->json, "snap"), f && !unused ? "undone" : "finished");
     return rc;
 }
 
@@ -495,5 +557,5 @@ int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const ch
         return unlink_all(dir, json_object_get(in->json, "files"), err);
     if (strcmp(intent_str(in->json, "how"), "commit") == 0)
         return recover_commit(ctx, pool, dir, in, long_too, ret_left, err);
-    return recover_stream(ctx, pool, dir, in, err);
+    return recover_stream(ctx, pool, dir, in, long_too, ret_left, err);
 }

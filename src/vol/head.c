@@ -49,10 +49,11 @@ static int read_backing_format(const struct raw_head *raw, struct head *ret)
     size_t pos = raw->version == 2 ? QCOW2_V2_HEADER_LEN : be32_get(disk->header_len);
 
     while (range_ok(pos, sizeof(struct qcow2_disk_ext), raw->len)) {
-        const struct qcow2_disk_ext *ext = (const void *)(raw->data + pos);
-        uint32_t magic = be32_get(ext->magic), len = be32_get(ext->len);
+        struct qcow2_disk_ext ext; /* a wrong header length puts it anywhere */
+        memcpy(&ext, raw->data + pos, sizeof(ext));
+        uint32_t magic = be32_get(ext.magic), len = be32_get(ext.len);
 
-        pos += sizeof(*ext);
+        pos += sizeof(ext);
         if (magic == QCOW2_EXT_END || !range_ok(pos, len, raw->len))
             return 0;
         if (magic == QCOW2_EXT_BACKING_FORMAT) {
@@ -76,6 +77,18 @@ static int check_tables(const struct raw_head *raw, struct head *ret, struct err
     ret->tables_end = MAX(l1 + l1_len, reft + MIN(reft_len, 8ull));
     ret->first_guest = l1 ? l1 : raw->cluster_size;
     return 0;
+}
+
+/* An overlay would hold in the clear what is encrypted below; a data file's place is told nowhere else. */
+static const char *find_special(const struct raw_head *raw)
+{
+    const struct qcow2_disk_header *disk = (const void *)raw->data;
+
+    if (be32_get(disk->crypt_method))
+        return "is encrypted";
+    if (raw->version >= 3 && be64_get(disk->incompatible) & QCOW2_INCOMPAT_DATA_FILE)
+        return "keeps its data in an external file";
+    return NULL;
 }
 
 int head_read(int fd, struct head *ret, struct err *err)
@@ -102,6 +115,7 @@ int head_read(int fd, struct head *ret, struct err *err)
         return err_set(err, -EUCLEAN, "the header is cut off");
     raw->cluster_size = 1ull << bits;
     head.virtual_len = be64_get(disk->size);
+    head.special = find_special(raw);
     int rc = check_tables(raw, &head, err);
     if (rc == 0)
         rc = read_backing_name(fd, raw, &head, err);

@@ -119,6 +119,19 @@ const char *intent_op(const struct intent *intent)
     return intent_str(intent->json, "op");
 }
 
+bool intent_concerns(const struct intent *intent, const char *vmid, const char *stem)
+{
+    const json_t *vols = json_object_get(intent->json, "vols"), *vol;
+    size_t i;
+
+    json_array_foreach(vols, i, vol)
+    {
+        if (strcmp(intent_str(vol, "vmid"), vmid) == 0 && strcmp(intent_str(vol, "stem"), stem) == 0)
+            return true;
+    }
+    return false;
+}
+
 const char *intent_str(const json_t *obj, const char *key)
 {
     const char *s = json_string_value(json_object_get(obj, key));

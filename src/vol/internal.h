@@ -33,6 +33,7 @@ struct head {
     uint64_t virtual_len;
     uint64_t tables_end;  /* the file must at least reach this far */
     uint64_t first_guest; /* lowest host offset at which guest data could lie */
+    const char *special;  /* what an overlay or a merge would break; NULL: nothing */
     char *backing, *backing_format;
 };
 /* Reads at most the first cluster. -EINVAL not qcow2, -EUCLEAN contradictions; err has the reason. */
@@ -50,6 +51,7 @@ struct cfile { /* one .raw or .qcow2 file */
     char *bad;       /* why it cannot be used as an image; NULL: readable */
     bool unfinished; /* bad, and provably without guest data: created and never completed */
     uint64_t virtual_len;
+    const char *special;            /* head.special */
     char *backing, *backing_format; /* as recorded */
     char *backing_path;             /* absolute, without . and .. */
     char *link_bad;                 /* why the backing file cannot be used */
@@ -173,6 +175,8 @@ struct intents {
 int intents_load(const char *images, bool claim, struct intents *ret, struct err *err);
 void intents_fini(struct intents *list);
 const char *intent_op(const struct intent *intent);
+/* Is the volume one of {"vols": [{"vmid", "stem"}, ...]}? */
+bool intent_concerns(const struct intent *intent, const char *vmid, const char *stem);
 /* Members; "" or NULL when absent. */
 const char *intent_str(const json_t *obj, const char *key);
 /* A member that must be a plain file name; NULL otherwise. */
@@ -274,6 +278,8 @@ SUSPENDS int remote_unexport(struct remote *r, const char *node, unsigned *ret_n
 /* Runs a job to READY or to its end. *ret_ready tells which. */
 SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job,
                              bool *ret_ready, struct err *err);
+/* The first job whose name starts so; NULL: none. The caller frees. */
+SUSPENDS int remote_job_find(struct remote *r, const char *prefix, char **ret, struct err *err);
 /* A job's state, NULL: no such job. The caller frees. */
 SUSPENDS int remote_job_state(struct remote *r, const char *job, char **ret, struct err *err);
 

@@ -64,6 +64,22 @@ SUSPENDS static int take_locks(struct op *op, const struct vol_name *names, unsi
     return rc;
 }
 
+/* Recovery has just finished what was left; what is there now belongs to somebody who is at it. */
+static int refuse_pending(struct op *op, const struct vol_name *names, unsigned nr, struct err *err)
+{
+    struct intents list = {0};
+    int rc = intents_load(op->images, false, &list, err);
+
+    vec_for_each(it, &list.list) {
+        for (unsigned i = 0; i < nr && rc == 0; i++)
+            if (intent_concerns(*it, names[i].vmid, names[i].name))
+                rc = err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", names[i].pool,
+                             names[i].vmid, *names[i].vmid ? "/" : "", names[i].name);
+    }
+    intents_fini(&list);
+    return rc;
+}
+
 int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
              unsigned nr, struct op *ret, struct err *err)
 {
@@ -79,6 +95,8 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
         rc = recover_pool(ctx, op.pool, op.images, names[i].vmid, names[i].name, err);
     if (rc == 0 && !ctx->dry_run)
         rc = take_locks(&op, names, nr, err);
+    if (rc == 0 && !ctx->dry_run)
+        rc = refuse_pending(&op, names, nr, err);
     if (rc == 0)
         rc = catalog_scan(op.pool, &op.cat, err);
     if (rc < 0) {
@@ -126,6 +144,9 @@ int op_volume_to_change(struct op *op, const struct vol_name *name, const char *
     if (vol->base)
         return err_set(err, -EPERM, "%s:%s/%s is a base image: it cannot be %s", name->pool, name->vmid,
                        name->name, what);
+    if (vol->current->special)
+        return err_set(err, -ENOTSUP, "%s:%s%s%s %s: it cannot be %s", name->pool, name->vmid,
+                       *name->vmid ? "/" : "", name->name, vol->current->special, what);
     /* a change would show through in whatever stands on it */
     _cleanup_(freep) struct cfile **kids = cfile_children(op->cat, vol->current, &nr);
     if (!kids)

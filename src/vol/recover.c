@@ -32,18 +32,6 @@ static bool any_intent(const char *images)
     return found;
 }
 
-/* The volumes of an intent: {"vols": [{"vmid", "stem"}, ...]} */
-static bool concerns(const struct intent *in, const char *vmid, const char *stem)
-{
-    const json_t *vols = json_object_get(in->json, "vols"), *vol;
-    size_t i;
-
-    json_array_foreach(vols, i, vol)
-        if (strcmp(intent_str(vol, "vmid"), vmid) == 0 && strcmp(intent_str(vol, "stem"), stem) == 0)
-            return true;
-    return false;
-}
-
 static int lock_volumes(const struct recovery *r, const struct intent *in, struct flock_file *locks,
                         size_t nr, struct err *err)
 {
@@ -133,7 +121,7 @@ SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *po
             intent_leave(in);
             continue;
         }
-        bool mine = !stem || concerns(in, vmid, stem);
+        bool mine = !stem || intent_concerns(in, vmid, stem);
         r.long_too = long_too && mine;
         int one = recover_one(&r, in, &why);
         if (one < 0 && !mine)

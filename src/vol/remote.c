@@ -289,6 +289,22 @@ SUSPENDS static int find_job(struct remote *r, const char *id, json_t **ret, str
     return rc;
 }
 
+int remote_job_find(struct remote *r, const char *prefix, char **ret, struct err *err)
+{
+    json_t *jobs = NULL, *job;
+    size_t i;
+    int rc = remote_command(r, "query-jobs", NULL, &jobs, err);
+
+    *ret = NULL;
+    json_array_foreach(jobs, i, job)
+    {
+        if (!*ret && strncmp(intent_str(job, "id"), prefix, strlen(prefix)) == 0)
+            *ret = strdup(intent_str(job, "id"));
+    }
+    json_decref(jobs);
+    return rc;
+}
+
 int remote_job_state(struct remote *r, const char *job, char **ret, struct err *err)
 {
     json_t *found;
