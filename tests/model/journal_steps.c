@@ -9,32 +9,6 @@
 
 struct model model;
 
-struct state model_first(const struct scenario *sc)
-{
-    struct state s;
-
-    memset(&s, 0, sizeof(s));
-    s.bit = s.hdr_epoch = s.j_epoch = 1;
-    s.next_epoch = 2;
-    s.l1.cur = s.m_l1 = sc->has_table;
-    for (unsigned g = 0; g < G; g++) {
-        s.l2[g].cur = sc->has_table ? V_NONE : V_JUNK;
-        s.last[g] = s.flushed[g] = s.since[g] = 1u << C_BASE;
-    }
-    for (unsigned h = 0; h < H_MAX; h++)
-        s.data[h].cur = C_JUNK;
-    s.ref[0].cur = 1;
-    s.pool = s.j_unused = 1;
-    device_flush(&s);
-    s.writes_left = (uint8_t)sc->writes;
-    s.zeroes_left = (uint8_t)sc->zeroes;
-    s.runs_left = (uint8_t)sc->runs;
-    s.kills_left = (uint8_t)sc->kills;
-    s.others_left = (uint8_t)sc->others;
-    s.next_content = C_FIRST;
-    return s;
-}
-
 PRINTF_LIKE(1, 2) static void wrong(const char *fmt, ...)
 {
     va_list ap;
@@ -129,6 +103,32 @@ void model_judge(const struct state *s)
     for (unsigned g = 0; g < G && s->phase == BACKING; g++)
         if (!(s->last[g] >> content_of(s, disk_value(s, g)) & 1))
             wrong("the backing file shows guest cluster %u as it was", g);
+}
+
+struct state model_first(const struct scenario *sc)
+{
+    struct state s;
+
+    memset(&s, 0, sizeof(s));
+    s.bit = s.hdr_epoch = s.j_epoch = 1;
+    s.next_epoch = 2;
+    s.l1.cur = s.m_l1 = sc->has_table;
+    for (unsigned g = 0; g < G; g++) {
+        s.l2[g].cur = sc->has_table ? V_NONE : V_JUNK;
+        s.last[g] = s.flushed[g] = s.since[g] = 1u << C_BASE;
+    }
+    for (unsigned h = 0; h < H_MAX; h++)
+        s.data[h].cur = C_JUNK;
+    s.ref[0].cur = 1;
+    s.pool = s.j_unused = 1;
+    device_flush(&s);
+    s.writes_left = (uint8_t)sc->writes;
+    s.zeroes_left = (uint8_t)sc->zeroes;
+    s.runs_left = (uint8_t)sc->runs;
+    s.kills_left = (uint8_t)sc->kills;
+    s.others_left = (uint8_t)sc->others;
+    s.next_content = C_FIRST;
+    return s;
 }
 
 /* ---- the process: changes of the map ---- */
