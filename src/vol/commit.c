@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/check.h"
+#include "blk/blk.h"
 #include "vol/internal.h"
 
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,
@@ -120,7 +121,7 @@ SUSPENDS static int take_name(const struct commit_plan *cp, struct err *err)
     if (!store_exists(cp->final))
         rc = store_link(cp->snap, cp->final, err);
     crash_point("commit-linked");
-    if (rc == 0)
+    if (rc == 0 && cp->child_snap)
         rc = relink_children(cp, err);
     if (rc == 0)
         rc = store_unlink(cp->child, err);
@@ -130,34 +131,66 @@ SUSPENDS static int take_name(const struct commit_plan *cp, struct err *err)
 
 /* ---- idle ---- */
 
-/* A server that died while its disk was being switched: once the name is the merged file's, both were the
- * same; before that the child goes on as it was. *ret_merged: nothing is left to copy. */
-SUSPENDS static int settle_switch(const struct commit_plan *cp, bool *ret_merged, struct err *err)
+/* The new name is there, but what bears it is not (or no longer) all that the child is. */
+static int withdraw_name(const struct commit_plan *cp, struct err *err)
 {
-    *ret_merged = store_exists(cp->final) && !store_same_file(cp->final, cp->old);
-    int rc = *ret_merged ? take_name(cp, err) : 0;
+    return same_name(cp) || !store_exists(cp->snap) ? 0 : store_unlink(cp->final, err);
+}
+
+/* A server that died while its disk was being switched: once the child's name is gone or the merged
+ * file's, both were the same; before that the child goes on as it was. */
+static int settle_switch(const struct commit_plan *cp, struct err *err)
+{
+    int rc = store_same_file(cp->child, cp->old) ? withdraw_name(cp, err) : 0;
 
     return rc == 0 ? store_unlink(cp->old, err) : rc;
 }
 
+/* Is nothing left to copy? Where the names differ the merged file has got the child's time with its new
+ * name: a child that was opened and written since has another. */
+static bool is_merged(const struct commit_plan *cp)
+{
+    struct stat child, snap;
+
+    if (lstat(cp->snap, &snap) < 0)
+        return true;
+    if (same_name(cp) || !store_exists(cp->final))
+        return false;
+    return lstat(cp->child, &child) < 0 || (child.st_mtim.tv_sec == snap.st_mtim.tv_sec &&
+                                            child.st_mtim.tv_nsec == snap.st_mtim.tv_nsec);
+}
+
+/* From here to the new name nobody may open the child: who did would write to a file without a name. */
+SUSPENDS static int take_name_held(const struct commit_plan *cp, struct err *err)
+{
+    struct blk *hold = NULL;
+    int rc = store_exists(cp->child) && store_exists(cp->snap) ? overlay_hold(cp->child, &hold, err) : 0;
+
+    if (rc == 0)
+        rc = take_name(cp, err);
+    blk_close(hold);
+    return rc;
+}
+
 SUSPENDS static int run_idle(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err)
 {
-    bool merged = !store_exists(cp->snap) || (!same_name(cp) && store_exists(cp->final));
-    int rc = store_exists(cp->old) ? settle_switch(cp, &merged, err) : 0;
+    int rc = store_exists(cp->old) ? settle_switch(cp, err) : 0;
 
     if (rc < 0)
         return rc;
-    if (!merged && !long_too) {
+    if (is_merged(cp))
+        return take_name_held(cp, err);
+    rc = withdraw_name(cp, err);
+    if (rc == 0 && !long_too) {
         *ret_left = true;
         return 0;
     }
-    if (!merged) {
+    if (rc == 0)
         rc = inherit(cp, err);
-        if (rc == 0)
-            rc = merge_commit(cp->ctx, cp->pool, cp->child, &cp->begun, err);
-        crash_point("commit-merged");
-    }
-    return rc == 0 ? take_name(cp, err) : rc;
+    if (rc == 0)
+        rc = merge_commit(cp->ctx, cp->pool, cp->child, &cp->begun, err);
+    crash_point("commit-merged");
+    return rc == 0 ? take_name_held(cp, err) : rc;
 }
 
 /* ---- served ---- */
@@ -206,6 +239,17 @@ SUSPENDS static int start_job(struct served *s, struct err *err)
     return remote_command(s->r, "block-commit", args, NULL, err);
 }
 
+/* Asked right before the name changes: a server that was started anew meanwhile writes to the child alone. */
+SUSPENDS static int check_ready(struct served *s, struct err *err)
+{
+    _cleanup_(freep) char *state = NULL;
+    int rc = remote_job_state(s->r, s->job, &state, err);
+
+    if (rc < 0 || (state && strcmp(state, "ready") == 0))
+        return rc;
+    return err_set(err, -ECANCELED, "the merge is %s before the disk was switched", state ? state : "gone");
+}
+
 /* Steps 2 to 4 of the switch of a running disk. */
 SUSPENDS static int publish(struct served *s, struct err *err)
 {
@@ -215,6 +259,11 @@ SUSPENDS static int publish(struct served *s, struct err *err)
     if (!store_exists(cp->old))
         rc = store_link(cp->child, cp->old, err);
     crash_point("commit-old-linked");
+    if (rc == 0 && !same_name(cp) && !store_exists(cp->final))
+        rc = store_link(cp->snap, cp->final, err);
+    crash_point("commit-final-linked");
+    if (rc == 0)
+        rc = check_ready(s, err);
     if (rc == 0)
         rc = take_name(cp, err);
     crash_point("commit-published");

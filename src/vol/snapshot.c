@@ -135,11 +135,17 @@ SUSPENDS static int prepare(struct snap_vol *sv, struct err *err)
     return rc;
 }
 
-/* Step 5. */
+/* Step 5. Asked right before: a server that was started anew meanwhile has the old image open, under a name that
+ * would no longer be its. */
 SUSPENDS static int switch_names(struct snap_vol *sv, struct err *err)
 {
-    int rc = store_rename(sv->tmp, sv->top, err);
+    bool there = true, linked;
+    int rc = sv->remote ? remote_node_state(sv->remote, sv->node, &there, &linked, err) : 0;
 
+    if (rc == 0 && !there)
+        rc = err_set(err, -ESTALE, "the server of '%s' was started anew", sv->cur);
+    if (rc == 0)
+        rc = store_rename(sv->tmp, sv->top, err);
     sv->switched = rc == 0;
     crash_point("snapshot-switched");
     if (rc == 0 && sv->remote)
