@@ -16,6 +16,9 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
+/* Further slices or tables that one lookup may merge: it does not wait, nor hold others up. */
+#define MERGE_STEPS 512u
+
 bool map_entry_is_sane(struct image *img, struct l2_entry e)
 {
     const struct qcow2_header *hdr = &img->hdr;
@@ -197,7 +200,7 @@ int image_map(struct image *img, uint64_t guest_off, uint64_t len, struct extent
         rc = map_in_slice(img, slice, guest_off, len, ret);
         cache_put(img, slice);
     }
-    while (rc == 0 && ret->len < len) {
+    for (unsigned i = 0; rc == 0 && ret->len < len && i < MERGE_STEPS; i++) {
         if (map_cached(img, guest_off + ret->len, len - ret->len, &next) < 0 ||
             !can_merge(ret, &next))
             break;

@@ -11,6 +11,9 @@
 #include "base/check.h"
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
+#include "rt/reactor.h"
+
+#define SLICES_A_TURN 16u
 
 SUSPENDS static int write_header(struct image *img, struct err *err)
 {
@@ -212,6 +215,7 @@ static uint64_t allocated_in(struct image *img, const struct slice *s, uint64_t 
 int image_allocated_bytes(struct image *img, uint64_t *ret)
 {
     uint64_t at = 0, sum = 0;
+    unsigned steps = 0;
 
     while (at < img->hdr.virtual_len) {
         uint64_t end = MIN(img->hdr.virtual_len, slice_end(img, at));
@@ -227,6 +231,8 @@ int image_allocated_bytes(struct image *img, uint64_t *ret)
         sum += allocated_in(img, s, at, end);
         cache_put(img, s);
         at = end;
+        if (++steps % SLICES_A_TURN == 0)
+            reactor_yield();
     }
     *ret = sum;
     return 0;

@@ -11,6 +11,9 @@
 #include "base/bits.h"
 #include "base/check.h"
 #include "qcow2/internal.h"
+#include "rt/reactor.h"
+
+#define SLICES_A_TURN 16u
 
 enum zero_mode {
     ZERO_KEEP,    /* reads as zero, the cluster keeps its place */
@@ -161,7 +164,7 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
     uint64_t cs = img->hdr.cluster_size, end = align_up(op->end, cs);
     uint64_t at = align_down(op->start, cs);
 
-    while (at < end) {
+    for (unsigned steps = 1; at < end; steps++) {
         struct slice *s;
         uint64_t n = MIN(end, slice_end(img, at)) - at;
         bool done = true;
@@ -185,6 +188,8 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
         if (rc < 0)
             return rc;
         at += done ? n : 0;
+        if (steps % SLICES_A_TURN == 0)
+            reactor_yield(); /* a disk's worth of entries is not changed in one go */
     }
     return 0;
 }
