@@ -42,8 +42,9 @@ static void take_snapshots(struct target *t)
     for (unsigned i = 0; i < v->nb_elems; i++) {
         char *name = NULL;
 
-        /* elements of other branches are not below the one served */
-        if (!v->elems[i].snap || !v->elems[i].current_line)
+        /* elements of other branches are not below the one served; one whose deletion was cut off is
+         * no snapshot any more */
+        if (!v->elems[i].snap || !v->elems[i].current_line || v->elems[i].deleting)
             continue;
         if (asprintf(&name, "%s@%s", v->name, v->elems[i].snap) < 0)
             abort();
@@ -80,7 +81,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     if (rc == 0)
         rc = config_pool(t->cfg, name.pool, &pool, err);
     if (rc == 0)
-        rc = vol_recover(&ctx, pool, err);
+        rc = vol_recover_volume(&ctx, &name, err);
     if (rc == 0)
         rc = vol_info_get(t->cfg, &name, &t->vol, err);
     if (rc < 0)

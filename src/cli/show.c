@@ -17,10 +17,11 @@ static const char *date_text(int64_t when, char *buf, size_t len)
 static json_t *elem_json(const struct vol_elem *e)
 {
     json_t *o =
-        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i}", "file", e->file, "path", e->path,
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i, s:b}", "file", e->file, "path", e->path,
                   "format", e->format, "virtual-size", (json_int_t)e->virtual_len, "file-size",
                   (json_int_t)e->file_len, "allocated", (json_int_t)e->allocated, "created",
-                  (json_int_t)e->created, "in-current", e->current_line, "depth", (int)e->depth);
+                  (json_int_t)e->created, "in-current", e->current_line, "depth", (int)e->depth,
+                  "deleting", e->deleting);
 
     json_object_set_new(o, "snapshot", e->snap ? json_string(e->snap) : json_null());
     json_object_set_new(o, "parent", e->parent_snap ? json_string(e->parent_snap) : json_null());
@@ -71,13 +72,14 @@ static void list_volume(struct list_out *out, const struct vol_info *v)
 
     if (base ? out->bases : out->vols)
         add_row(out, v->id, v->kind, v->format, v->virtual_len, v->allocated,
-                v->served ? "served" : "idle");
+                v->broken ? "broken" : v->served ? "served" : "idle");
     for (unsigned i = 0; out->snaps && i < v->nb_elems; i++) {
         const struct vol_elem *e = &v->elems[i];
         _cleanup_(freep) char *name = NULL;
 
         if (e->snap && asprintf(&name, "%s@%s", v->id, e->snap) > 0)
-            add_row(out, name, "snap", e->format, e->virtual_len, e->allocated, "-");
+            add_row(out, name, "snap", e->format, e->virtual_len, e->allocated,
+                    e->deleting ? "deleting" : "-");
     }
 }
 
