@@ -321,10 +321,14 @@ SUSPENDS static int finish_frozen(struct job *job, struct err *err)
 
 SUSPENDS static int commit_finish(struct job *job, struct err *err)
 {
+    struct layer *upper = layer_upper(job->top);
     int rc = chain_merge_flush(job->base);
 
     if (rc < 0)
         return err_errno(err, rc, "flush '%s'", layer_path(job->base));
+    /* its header is written with the gate closed: leave that flush little to do */
+    if (upper && layer_is_writable(upper))
+        (void)chain_merge_flush(upper);
     chain_freeze(job->chain);
     rc = finish_frozen(job, err);
     if (rc < 0) {

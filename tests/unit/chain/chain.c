@@ -237,3 +237,55 @@ CO_TEST(requests_past_the_end_or_read_only_are_refused)
     CHECK_EQ(chain_close(chain, NULL), 0);
     drop_devices(&s);
 }
+
+/* The n-th request of the old top fails: the push fails, and the chain is what it was. */
+SUSPENDS static bool push_fails(unsigned reqs, uint64_t nth)
+{
+    struct stack s = {0};
+    struct blk *fault[2];
+    struct err err = {0};
+
+    add_device(&s, &(struct rig_shape){.raw = true, .len = 2 * MIB});
+    write_top(&s, 0, 2 * MIB, 1);
+    add_device(&s, &(struct rig_shape){.len = 2 * MIB, .cluster_size = 4096});
+    for (unsigned i = 0; i < 2; i++)
+        CHECK_EQ(blk_fault_new(rig_borrow(s.dev[i]), &fault[i]), 0);
+    struct chain *chain = rig_chain(fault, s.qcow2, 2);
+    for (uint64_t off = 0; off < MIB; off += 128 * KIB)
+        CHECK_EQ(rig_write(chain, off, 4096, 2), 0);
+    struct blk *dev = add_device(&s, &(struct rig_shape){.len = 2 * MIB, .cluster_size = 65536});
+    struct layer *layer = rig_open(dev, true, true, NULL);
+    blk_fault_fail(fault[0], reqs, nth, -EIO, false);
+    bool failed = chain_push(chain, layer, NULL, &err) < 0;
+    blk_fault_clear(fault[0]);
+    CHECK_EQ(chain_depth(chain), failed ? 2 : 3);
+    for (uint64_t off = 0; off < MIB; off += 128 * KIB) {
+        rig_expect(chain, off, 4096, 2);
+        rig_expect(chain, off + 4096, 124 * KIB, 1);
+    }
+    if (failed) {
+        CHECK(strlen(err_text(&err)) > 10);
+        CHECK_EQ(layer_close(layer, NULL), 0);
+    } else {
+        CHECK_EQ(rig_write(chain, 0, 4096, 3), 0);
+    }
+    chain_close(chain, NULL); /* the old top may have failed for good */
+    rig_check(s.dev[1], "old top");
+    for (unsigned i = 0; i < 2; i++)
+        blk_close(fault[i]);
+    drop_devices(&s);
+    return failed;
+}
+
+CO_TEST(push_that_fails_changes_nothing)
+{
+    static const unsigned kinds[] = {BLK_REQ_WRITE, BLK_REQ_FLUSH, BLK_REQ_ANY};
+
+    for (unsigned k = 0; k < ARRAY_SIZE(kinds); k++) {
+        uint64_t nth = 1;
+
+        while (push_fails(kinds[k], nth))
+            nth++;
+        CHECK(nth > 1);
+    }
+}
