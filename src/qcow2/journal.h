@@ -41,6 +41,7 @@ struct journal;
 enum journal_kind {
     JOURNAL_ENTRIES = 1, /* L2 entries of guest clusters */
     JOURNAL_TABLE = 2,   /* an L1 entry: words in old.word and new.word */
+    JOURNAL_BLOCK = 3,   /* an entry of the refcount table, likewise */
 };
 /* The n-th cluster's entry has a host cluster n further on than the first one's. */
 #define JOURNAL_OLD_STEPS 1u
@@ -49,8 +50,8 @@ enum journal_kind {
 /* As it lies in the file, in the host's order: it never leaves the host. */
 struct journal_rec {
     uint64_t seq, check; /* journal_append fills them */
-    uint64_t first;      /* guest cluster; TABLE: index in the L1 table */
-    uint32_t nr;         /* clusters; TABLE: 1 */
+    uint64_t first;      /* guest cluster; TABLE, BLOCK: index in the table */
+    uint32_t nr;         /* clusters; TABLE, BLOCK: 1 */
     uint16_t kind;       /* enum journal_kind */
     uint16_t steps;      /* JOURNAL_OLD_STEPS, JOURNAL_NEW_STEPS */
     struct l2_entry old, new;

@@ -6,7 +6,10 @@
 #include "base/vec.h"
 #include "qcow2/replay.h"
 
-#define KEY_L1 (1ull << 63) /* keys of L1 entries; the others are guest clusters */
+/* Keys of entries: guest clusters for those of L2 tables; indices with a bit for the others. */
+#define KEY_L1    (1ull << 63)
+#define KEY_BLOCK (1ull << 62)
+#define KEY_KIND  (KEY_L1 | KEY_BLOCK)
 
 /* An entry that records name. */
 struct touch {
@@ -42,6 +45,13 @@ PRINTF_LIKE(2, 3) static int give_up(struct replay *r, const char *fmt, ...)
     return 0;
 }
 
+static int by_key(const void *a, const void *b)
+{
+    uint64_t x = ((const struct touch *)a)->key, y = ((const struct touch *)b)->key;
+
+    return x < y ? -1 : x > y;
+}
+
 /* ---- looking ---- */
 
 static struct touch *find(const struct replay *r, uint64_t key)
@@ -51,22 +61,38 @@ static struct touch *find(const struct replay *r, uint64_t key)
     return nr ? &r->touches.data[nr - 1] : NULL;
 }
 
-static uint64_t l1_key(const struct replay *r, uint64_t guest_cluster)
+static const char *kind_name(uint64_t key)
 {
-    return KEY_L1 | guest_cluster >> r->hdr->l2_bits;
+    return key & KEY_L1 ? "L1 entry" : key & KEY_BLOCK ? "refcount table entry" : "guest cluster";
+}
+
+/* The word that points to an L2 table or a refcount block, as the records leave it. */
+SUSPENDS static int word_of(struct replay *r, uint64_t key, uint64_t *ret)
+{
+    const struct touch *t = find(r, key);
+    uint64_t index = key & ~KEY_KIND;
+
+    if (t)
+        *ret = t->last.word;
+    if (t)
+        return 0;
+    return key & KEY_L1 ? r->map->get_l1(r->map->ctx, index, ret)
+                        : r->map->get_block(r->map->ctx, index, ret);
+}
+
+SUSPENDS static int l1_word_of(struct replay *r, uint64_t guest_cluster, uint64_t *ret)
+{
+    return word_of(r, KEY_L1 | guest_cluster >> r->hdr->l2_bits, ret);
 }
 
 SUSPENDS static int read_entry(struct replay *r, uint64_t key, struct l2_entry *ret)
 {
-    const struct touch *table = find(r, l1_key(r, key));
-    uint64_t word = table ? table->last.word : 0;
-    int rc = 0;
+    uint64_t word = 0;
 
     *ret = (struct l2_entry){0, 0};
-    if (key & KEY_L1)
-        return r->map->get_l1(r->map->ctx, key & ~KEY_L1, &ret->word);
-    if (!table)
-        rc = r->map->get_l1(r->map->ctx, key >> r->hdr->l2_bits, &word);
+    if (key & KEY_KIND)
+        return word_of(r, key, &ret->word);
+    int rc = l1_word_of(r, key, &word);
     if (rc == 0 && word & L1_OFFSET_MASK)
         rc = r->map->get(r->map->ctx, word, key, ret);
     return rc;
@@ -105,9 +131,8 @@ SUSPENDS static int add_change(struct replay *r, uint64_t key, struct l2_entry o
     if (rc < 0)
         return rc;
     if (!same(t->last, old))
-        return give_up(r, "its records contradict each other at %s %llu",
-                       key & KEY_L1 ? "L1 entry" : "guest cluster",
-                       (unsigned long long)(key & ~KEY_L1));
+        return give_up(r, "its records contradict each other at %s %llu", kind_name(key),
+                       (unsigned long long)(key & ~KEY_KIND));
     t->last = new;
     t->is_known |= same(t->stands, new);
     uint64_t host = own_host(r, old);
@@ -122,29 +147,49 @@ static bool entry_is_valid(const struct replay *r, struct l2_entry e)
     return !l2_is_compressed(e); /* no write ever makes one */
 }
 
+static uint64_t reftable_entries(const struct replay *r)
+{
+    return ((uint64_t)r->hdr->reftable_clusters << r->hdr->cluster_bits) / 8;
+}
+
+/* A pointer to a table or a block. */
+static bool pointer_is_valid(const struct replay *r, const struct journal_rec *rec)
+{
+    uint64_t limit = rec->kind == JOURNAL_TABLE ? r->hdr->l1_entries : reftable_entries(r);
+    uint64_t off = rec->new.word &L1_OFFSET_MASK;
+
+    return rec->nr == 1 && rec->first < limit && off && is_aligned(off, r->hdr->cluster_size) &&
+           !rec->new.bits && !rec->old.bits;
+}
+
 static bool record_is_valid(const struct replay *r, const struct journal_rec *rec)
 {
     uint64_t clusters = (uint64_t)r->hdr->l1_entries << r->hdr->l2_bits;
 
-    if (rec->kind == JOURNAL_TABLE)
-        return rec->nr == 1 && rec->first < r->hdr->l1_entries &&
-               is_aligned(rec->new.word &L1_OFFSET_MASK, r->hdr->cluster_size) &&
-               rec->new.word &L1_OFFSET_MASK;
+    if (rec->kind == JOURNAL_TABLE || rec->kind == JOURNAL_BLOCK)
+        return pointer_is_valid(r, rec);
     return rec->kind == JOURNAL_ENTRIES && rec->nr > 0 && range_ok(rec->first, rec->nr, clusters);
+}
+
+static uint64_t key_of(const struct journal_rec *rec, uint32_t i)
+{
+    uint64_t kind = rec->kind == JOURNAL_TABLE   ? KEY_L1
+                    : rec->kind == JOURNAL_BLOCK ? KEY_BLOCK
+                                                 : 0;
+
+    return kind | (rec->first + i);
 }
 
 SUSPENDS static int add_record(struct replay *r, const struct journal_rec *rec)
 {
-    uint64_t flag = rec->kind == JOURNAL_TABLE ? KEY_L1 : 0;
-
     if (!record_is_valid(r, rec))
         return give_up(r, "record %llu is none", (unsigned long long)rec->seq);
     for (uint32_t i = 0; i < rec->nr && !r->res->is_void; i++) {
         struct l2_entry new = journal_new(rec, r->hdr, i);
 
-        if (!flag && !entry_is_valid(r, new))
+        if (rec->kind == JOURNAL_ENTRIES && !entry_is_valid(r, new))
             return give_up(r, "record %llu has an invalid entry", (unsigned long long)rec->seq);
-        int rc = add_change(r, flag | (rec->first + i), journal_old(rec, r->hdr, i), new);
+        int rc = add_change(r, key_of(rec, i), journal_old(rec, r->hdr, i), new);
         if (rc < 0)
             return rc;
     }
@@ -152,6 +197,32 @@ SUSPENDS static int add_record(struct replay *r, const struct journal_rec *rec)
 }
 
 /* ---- judging ---- */
+
+SUSPENDS static int count_of(struct replay *r, uint64_t host, uint64_t *ret)
+{
+    uint64_t index = host >> r->hdr->refcount_block_bits, word = 0;
+    int rc = 0;
+
+    *ret = 0;
+    if (index < reftable_entries(r))
+        rc = word_of(r, KEY_BLOCK | index, &word);
+    if (rc == 0 && word & L1_OFFSET_MASK)
+        rc = r->map->refcount(r->map->ctx, word, host, ret);
+    return rc;
+}
+
+/* An entry to be set has a table to be set in. */
+SUSPENDS static int check_table(struct replay *r, const struct touch *t)
+{
+    uint64_t word = 0;
+
+    if (t->key & KEY_KIND || same(t->stands, t->last))
+        return 0;
+    int rc = l1_word_of(r, t->key, &word);
+    if (rc == 0 && !(word & L1_OFFSET_MASK))
+        return give_up(r, "guest cluster %llu has no L2 table", (unsigned long long)t->key);
+    return rc;
+}
 
 /* Rule 4, for the last value of one entry. */
 SUSPENDS static int check_host(struct replay *r, const struct touch *t)
@@ -163,12 +234,12 @@ SUSPENDS static int check_host(struct replay *r, const struct touch *t)
     if (table_get(&r->by_host, host))
         return give_up(r, "host cluster %llu is mapped twice", (unsigned long long)host);
     int rc = table_put(&r->by_host, host, r);
-    if (rc == 0 && !same(t->stands, t->last)) {
-        rc = r->map->refcount(r->map->ctx, host, &count);
-        if (rc == 0 && (count == 0 || (count > 1 && t->last.word & ENTRY_COPIED)))
-            return give_up(r, "host cluster %llu is counted %llu times", (unsigned long long)host,
-                           (unsigned long long)count);
-    }
+    if (rc < 0 || same(t->stands, t->last))
+        return rc;
+    rc = count_of(r, host, &count);
+    if (rc == 0 && (count == 0 || (count > 1 && t->last.word & ENTRY_COPIED)))
+        return give_up(r, "host cluster %llu is counted %llu times", (unsigned long long)host,
+                       (unsigned long long)count);
     return rc;
 }
 
@@ -178,10 +249,11 @@ SUSPENDS static int judge(struct replay *r)
         const struct touch *t = &r->touches.data[i];
 
         if (!t->is_known)
-            return give_up(r, "%s %llu was changed by others",
-                           t->key & KEY_L1 ? "L1 entry" : "guest cluster",
-                           (unsigned long long)(t->key & ~KEY_L1));
-        int rc = check_host(r, t);
+            return give_up(r, "%s %llu was changed by others", kind_name(t->key),
+                           (unsigned long long)(t->key & ~KEY_KIND));
+        int rc = check_table(r, t);
+        if (rc == 0 && !r->res->is_void)
+            rc = check_host(r, t);
         if (rc < 0)
             return rc;
     }
@@ -190,20 +262,58 @@ SUSPENDS static int judge(struct replay *r)
 
 /* ---- changing ---- */
 
-/* Tables first: entries are set in them. */
-SUSPENDS static int apply(struct replay *r, bool tables)
+SUSPENDS static int set(struct replay *r, const struct touch *t)
 {
+    const struct replay_map *map = r->map;
+    uint64_t word = 0;
+
+    if (t->key & KEY_BLOCK)
+        return map->set_block(map->ctx, t->key & ~KEY_KIND, t->last.word);
+    if (t->key & KEY_L1)
+        return map->set_l1(map->ctx, t->key & ~KEY_KIND, t->last.word);
+    int rc = l1_word_of(r, t->key, &word);
+    return rc < 0 ? rc : map->set(map->ctx, word, t->key, t->last);
+}
+
+/* Entries of one kind, then a flush if there were any. */
+SUSPENDS static int apply(struct replay *r, uint64_t kind)
+{
+    uint64_t before = r->res->nr_set;
     int rc = 0;
 
     for (size_t i = 0; i < r->touches.len && rc == 0; i++) {
         const struct touch *t = &r->touches.data[i];
 
-        if (tables != !!(t->key & KEY_L1) || same(t->stands, t->last))
+        if ((t->key & KEY_KIND) != kind || same(t->stands, t->last))
             continue;
         r->res->nr_set++;
-        rc = tables ? r->map->set_l1(r->map->ctx, t->key & ~KEY_L1, t->last.word)
-                    : r->map->set(r->map->ctx, t->key, t->last);
+        rc = set(r, t);
     }
+    return rc < 0 || r->res->nr_set == before ? rc : r->map->flush(r->map->ctx);
+}
+
+SUSPENDS static int apply_all(struct replay *r)
+{
+    int rc = r->map->flush(r->map->ctx);
+
+    if (rc == 0)
+        rc = apply(r, KEY_BLOCK);
+    if (rc == 0)
+        rc = apply(r, 0);
+    if (rc == 0)
+        rc = apply(r, KEY_L1);
+    return rc;
+}
+
+/* Neighbours in a table one behind the other; by_key follows. */
+static int sort_touches(struct replay *r)
+{
+    int rc = 0;
+
+    if (r->touches.len)
+        qsort(r->touches.data, r->touches.len, sizeof(struct touch), by_key);
+    for (size_t i = 0; i < r->touches.len && rc == 0; i++)
+        rc = table_put(&r->by_key, r->touches.data[i].key, (void *)(uintptr_t)(i + 1));
     return rc;
 }
 
@@ -240,11 +350,11 @@ SUSPENDS static int run(struct replay *r, const struct journal_rec *recs, size_t
         rc = add_record(r, &recs[i]);
     if (rc == 0 && !r->res->is_void)
         rc = judge(r);
+    if (rc == 0 && !r->res->is_void)
+        rc = sort_touches(r);
     if (rc < 0 || r->res->is_void)
         return rc;
-    rc = apply(r, true);
-    if (rc == 0)
-        rc = apply(r, false);
+    rc = apply_all(r);
     if (rc == 0)
         list_unused(r);
     return rc;

@@ -33,6 +33,8 @@ static const char *const mutation_names[] = {
     [RECORDS_SWAPPED] = "records swapped",
     [RECORD_LOST] = "record lost",
     [TABLE_NOT_RECORDED] = "table not recorded",
+    [BLOCK_NOT_RECORDED] = "refcount block not recorded",
+    [BLOCK_BEFORE_FLUSH] = "refcount block before the flush",
     [TRIM_AT_BEGIN] = "trim at begin",
     [REUSE_AT_ONCE] = "reuse at once",
     [RUN_NOTED_LATE] = "run noted late",
@@ -40,7 +42,7 @@ static const char *const mutation_names[] = {
     [SKIP_EPOCH] = "epoch not looked at",
     [SKIP_BOOT] = "boot not looked at",
     [REPLAY_DECREMENTS] = "replay decrements",
-    [SESSION_BEFORE_FLUSH] = "session before flush",
+    [SESSION_BEFORE_REPLAY] = "session before replay's end",
     [REPLAY_UNFLUSHED] = "replay not flushed",
     [NO_DRAIN] = "no drain",
 };
@@ -146,9 +148,11 @@ SUSPENDS static bool search(const struct scenario *sc, enum mutation mut)
 }
 
 static const struct scenario scenarios[] = {
-    {"table, 3 host clusters, others", 3, true, 2, 0, 1, 2, 1},
-    {"table, 2 host clusters", 2, true, 2, 1, 1, 2, 0},
-    {"no table, others", 3, false, 1, 1, 1, 2, 1},
+    {"3 host clusters, others", 3, true, true, 2, 0, 1, 2, 1},
+    {"2 host clusters", 2, true, true, 2, 1, 1, 2, 0},
+    {"no table, others", 3, false, true, 1, 1, 1, 2, 1},
+    {"no refcount block", 2, true, false, 2, 1, 1, 2, 0},
+    {"neither, others", 2, false, false, 1, 0, 1, 2, 1},
 };
 
 CO_TEST(no_order_loses_or_maps_wrongly)

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include "rt/co.h"
 
-enum { G = 2, H_MAX = 3, RING = 8, EPOCH_OTHER = 99 };
+enum { G = 2, H_MAX = 3, RING = 8, SETS = 8, EPOCH_OTHER = 99 };
 
 enum mutation {
     AS_IS,
@@ -18,22 +18,26 @@ enum mutation {
     RECORDS_SWAPPED,      /* ... of one cluster, the later one stands first */
     RECORD_LOST,          /* one in the middle of the ring is not there */
     TABLE_NOT_RECORDED,   /* a change of the map without a record */
+    BLOCK_NOT_RECORDED,   /* ... of the refcount table */
+    BLOCK_BEFORE_FLUSH,   /* the refcount table names a block that may not be there */
     TRIM_AT_BEGIN,        /* records go before what they say is in the image */
     REUSE_AT_ONCE,        /* a freed cluster is used before its unmapping is on the device */
     RUN_NOTED_LATE,       /* a cluster counts as unused while a record names it */
     SKIP_BIT,             /* skipped guards */
     SKIP_EPOCH,
     SKIP_BOOT,
-    REPLAY_DECREMENTS,    /* replay counts down what it unmaps */
-    SESSION_BEFORE_FLUSH, /* the journal is emptied before replay's work is in the image */
-    REPLAY_UNFLUSHED,     /* ... or before it is durable */
-    NO_DRAIN,             /* a layer becomes a backing file with its journal full */
+    REPLAY_DECREMENTS,     /* replay counts down what it unmaps */
+    SESSION_BEFORE_REPLAY, /* the journal is emptied before replay's work is in the image */
+    REPLAY_UNFLUSHED,      /* ... or before it is durable */
+    NO_DRAIN,              /* a layer becomes a backing file with its journal full */
     NR_MUTATIONS,
 };
 /* Values of an entry; DATA and KEPT (zero flag, cluster keeps its place) with a host cluster. */
 enum { V_NONE, V_ZERO, V_DATA, V_KEPT = V_DATA + H_MAX, V_JUNK = V_KEPT + H_MAX };
 /* Contents: what a read gives. Each write has its own. */
 enum { C_BASE, C_ZERO, C_JUNK, C_FIRST };
+/* Refcounts are 0, 1, or what lies where no block was written. */
+enum { REF_JUNK = 2 };
 
 struct loc {     /* a place on the disk */
     uint8_t cur; /* what the system sees */
@@ -41,7 +45,12 @@ struct loc {     /* a place on the disk */
     uint16_t may; /* bits: what a power cut may leave */
 };
 struct rec {
-    uint8_t is_table, g, old, new;
+    uint8_t kind, g, old, new; /* enum journal_kind */
+};
+/* What replay does to the disk, in its order. */
+enum { SET_NONE, SET_ENTRY, SET_L1, SET_BLOCK, SET_FLUSH };
+struct set {
+    uint8_t what, g, value, pad;
 };
 enum op_kind { OP_NONE, OP_IN_PLACE, OP_REUSE, OP_ALLOC, OP_DISCARD, OP_KEEP };
 enum { DO_DATA, DO_RECORD, DO_ANSWER, DO_END };
@@ -50,20 +59,32 @@ struct op {
 };
 enum phase { RUNNING, DEAD, REPLAYED, BACKING };
 /* Steps of a flush. */
-enum { RUN_IDLE, RUN_FLUSH1, RUN_L2, RUN_FLUSH2 = RUN_L2 + G, RUN_L1, RUN_FLUSH3, RUN_DONE };
+enum {
+    RUN_IDLE,
+    RUN_FLUSH1,
+    RUN_BLOCK,
+    RUN_FLUSH_BLOCK,
+    RUN_L2,
+    RUN_FLUSH2 = RUN_L2 + G,
+    RUN_L1,
+    RUN_FLUSH3,
+    RUN_DONE
+};
 
 struct state { /* hashed as bytes; padding stays 0 as it was made */
     /* disk */
-    struct loc l1, l2[G], data[H_MAX], ref[H_MAX];
+    struct loc l1, l2[G], data[H_MAX], block, ref[H_MAX]; /* ref: in the block, if that is named */
     uint8_t bit, hdr_epoch;
     /* journal */
     uint8_t j_epoch, j_unused, nr_recs, phase;
     struct rec rec[RING];
     /* process */
-    uint8_t m_l1, m[G], link_stage;
+    uint8_t m_l1, m_block, m[G], link_stage;
     uint8_t pool, freed, run_freed, ready; /* sets of host clusters */
     struct op op[G];
-    uint8_t run, run_recs, run_l1, run_l2[G], session_step, adopt, replay_dirty;
+    uint8_t run, run_recs, run_l1, run_block, run_l2[G], session_step, adopt;
+    struct set set[SETS]; /* what replay still has to do, from its end */
+    uint8_t nr_sets, next_set;
     /* what may be read: sets of contents */
     uint16_t last[G], flushed[G], since[G];
     /* what may still happen */
@@ -74,7 +95,7 @@ struct state { /* hashed as bytes; padding stays 0 as it was made */
 struct scenario {
     const char *name;
     unsigned hosts;
-    bool has_table;
+    bool has_table, has_block;
     unsigned writes, zeroes, runs, kills, others;
 };
 
@@ -96,7 +117,7 @@ void model_judge(const struct state *s);
 /* Opens what any power cut makes of it with its journal, as if that were of the same boot. */
 SUSPENDS void model_cut_and_open(const struct state *s);
 
-enum { ACT_OP = 4 * G, ACT_REST = 11, ACT_OTHERS = 3 * (G + 1) };
+enum { ACT_OP = 4 * G, ACT_REST = 12, ACT_OTHERS = 3 * (G + 1) };
 #define MODEL_ACTS (ACT_OP + ACT_REST + ACT_OTHERS)
 
 #endif

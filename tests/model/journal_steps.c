@@ -36,6 +36,7 @@ static void settle(struct loc *l)
 static void device_flush(struct state *s)
 {
     settle(&s->l1);
+    settle(&s->block);
     for (unsigned i = 0; i < G; i++)
         settle(&s->l2[i]);
     for (unsigned i = 0; i < H_MAX; i++) {
@@ -78,7 +79,7 @@ static void judge_value(const struct state *s, unsigned g, unsigned value)
     if (contents & ~(unsigned)s->flushed[g])
         wrong("power cut: guest cluster %u reads content set %#x, not in %#x", g, contents,
               s->flushed[g]);
-    if (h >= 0 && s->ref[h].may & 1)
+    if (h >= 0 && (s->ref[h].may | s->block.may) & 1)
         wrong("power cut: host cluster %d is mapped and may not be counted", h);
 }
 
@@ -98,6 +99,9 @@ void model_judge(const struct state *s)
                     hosts[g] |= 1u << host_of(v);
             }
     }
+    for (unsigned h = 0; h < H_MAX; h++)
+        if (s->block.may & 2 && s->ref[h].may >> REF_JUNK & 1)
+            wrong("power cut: the refcount table may name what is no block");
     if (hosts[0] & hosts[1])
         wrong("power cut: host clusters %#x may be mapped twice", hosts[0] & hosts[1]);
     for (unsigned g = 0; g < G && s->phase == BACKING; g++)
@@ -113,14 +117,16 @@ struct state model_first(const struct scenario *sc)
     s.bit = s.hdr_epoch = s.j_epoch = 1;
     s.next_epoch = 2;
     s.l1.cur = s.m_l1 = sc->has_table;
+    s.block.cur = s.m_block = sc->has_block;
     for (unsigned g = 0; g < G; g++) {
         s.l2[g].cur = sc->has_table ? V_NONE : V_JUNK;
         s.last[g] = s.flushed[g] = s.since[g] = 1u << C_BASE;
     }
     for (unsigned h = 0; h < H_MAX; h++)
         s.data[h].cur = C_JUNK;
-    s.ref[0].cur = 1;
-    s.pool = s.j_unused = 1;
+    s.ref[0].cur = s.pool = s.j_unused = sc->has_block;
+    for (unsigned h = 0; h < H_MAX && !sc->has_block; h++)
+        s.ref[h].cur = REF_JUNK;
     device_flush(&s);
     s.writes_left = (uint8_t)sc->writes;
     s.zeroes_left = (uint8_t)sc->zeroes;
@@ -217,7 +223,7 @@ static void do_record(struct state *s, unsigned g)
 
     if (op->kind == OP_IN_PLACE)
         return;
-    append(s, (struct rec){0, (uint8_t)g, (uint8_t)old, (uint8_t) new});
+    append(s, (struct rec){JOURNAL_ENTRIES, (uint8_t)g, (uint8_t)old, (uint8_t) new});
     s->m[g] = (uint8_t) new;
     if (op->kind == OP_DISCARD && host_of(old) >= 0) {
         *(model.mut == REUSE_AT_ONCE ? &s->ready : &s->freed) |= (uint8_t)(1u << host_of(old));
@@ -259,7 +265,7 @@ static bool step_op(struct state *s, unsigned g)
 /* A new L2 table: its content is written, then the change is recorded. */
 static bool step_link(struct state *s)
 {
-    if (s->phase != RUNNING || s->m_l1)
+    if (s->phase != RUNNING || s->m_l1 || !s->m_block)
         return false;
     if (s->link_stage++ == 0) {
         for (unsigned g = 0; g < G; g++)
@@ -267,7 +273,7 @@ static bool step_link(struct state *s)
         return true;
     }
     if (model.mut != TABLE_NOT_RECORDED)
-        append(s, (struct rec){1, 0, 0, 1});
+        append(s, (struct rec){JOURNAL_TABLE, 0, 0, 1});
     s->m_l1 = 1;
     return true;
 }
@@ -284,9 +290,22 @@ static bool release(struct state *s)
     return true;
 }
 
+/* A new refcount block: whole in the file, then named in memory. */
+static bool cover(struct state *s)
+{
+    if (s->phase != RUNNING || s->m_block)
+        return false;
+    for (unsigned h = 0; h < H_MAX; h++)
+        put(&s->ref[h], 0);
+    if (model.mut != BLOCK_NOT_RECORDED)
+        append(s, (struct rec){JOURNAL_BLOCK, 0, 0, 1});
+    s->m_block = 1;
+    return true;
+}
+
 static bool refill(struct state *s)
 {
-    if (s->phase != RUNNING || s->pool)
+    if (s->phase != RUNNING || s->pool || !s->m_block)
         return false;
     for (unsigned h = 0; h < model.sc->hosts; h++) {
         if (s->ref[h].cur)
@@ -303,21 +322,22 @@ static bool refill(struct state *s)
 
 static bool run_begin(struct state *s)
 {
-    bool replay = s->phase == REPLAYED && s->session_step == 0;
-
-    if (s->run != RUN_IDLE || (!replay && (s->phase != RUNNING || !s->runs_left)))
+    if (s->run != RUN_IDLE || s->phase != RUNNING || !s->runs_left)
         return false;
-    s->runs_left -= !replay;
+    s->runs_left--;
     s->run = RUN_FLUSH1;
     s->run_recs = s->nr_recs;
     s->run_l1 = s->m_l1;
+    s->run_block = s->m_block;
     memcpy(s->run_l2, s->m, G);
     s->run_freed = s->freed;
     s->freed = 0;
     for (unsigned g = 0; g < G; g++)
-        s->since[g] = s->last[g] | (uint16_t)(s->op[g].kind ? 1u << s->op[g].content : 0);
+        s->since[g] = (uint16_t)(s->last[g] | (s->op[g].kind ? 1u << s->op[g].content : 0));
     if (model.mut == L1_BEFORE_FLUSH)
         put(&s->l1, s->run_l1);
+    if (model.mut == BLOCK_BEFORE_FLUSH)
+        put(&s->block, s->run_block);
     if (model.mut == TRIM_AT_BEGIN) {
         trim(s, s->run_recs);
         s->run_recs = 0;
@@ -331,28 +351,33 @@ static void run_end(struct state *s)
     s->ready |= s->run_freed;
     s->run_freed = 0;
     memcpy(s->flushed, s->since, sizeof(s->flushed));
-    if (s->phase == REPLAYED)
-        s->session_step = 1;
-    else
-        trim(s, s->run_recs);
-    s->run_recs = s->run_l1 = 0;
+    trim(s, s->run_recs);
+    s->run_recs = s->run_l1 = s->run_block = 0;
     memset(s->run_l2, 0, G);
 }
 
 static bool run_step(struct state *s)
 {
-    bool links = s->run_l1 != s->l1.cur;
-    bool skip = s->phase == REPLAYED && model.mut == REPLAY_UNFLUSHED;
+    bool links = s->run_l1 != s->l1.cur, blocks = s->run_block != s->block.cur;
 
     switch (s->run) {
     case RUN_IDLE:
         return false;
     case RUN_FLUSH1:
-        if (model.mut != NO_FLUSH_BEFORE_L2 && !skip)
+        if (model.mut != NO_FLUSH_BEFORE_L2)
             device_flush(s);
         break;
+    case RUN_BLOCK:
+        if (blocks)
+            put(&s->block, s->run_block);
+        else
+            s->run = RUN_FLUSH_BLOCK; /* nothing to flush */
+        break;
+    case RUN_FLUSH_BLOCK:
+        device_flush(s);
+        break;
     case RUN_FLUSH2:
-        if (model.mut != NO_FLUSH_AFTER_L2 && !skip)
+        if (model.mut != NO_FLUSH_AFTER_L2)
             device_flush(s);
         break;
     case RUN_L1:
@@ -362,8 +387,7 @@ static bool run_step(struct state *s)
             s->run = RUN_FLUSH3; /* nothing to flush */
         break;
     case RUN_FLUSH3:
-        if (!skip)
-            device_flush(s);
+        device_flush(s);
         break;
     case RUN_DONE:
         run_end(s);
@@ -388,8 +412,10 @@ static bool kill_it(struct state *s)
     for (unsigned g = 0; g < G; g++)
         s->last[g] |= (uint16_t)(s->op[g].kind ? 1u << s->op[g].content : 0);
     s->phase = DEAD;
-    s->m_l1 = s->link_stage = s->pool = s->freed = s->run_freed = s->ready = 0;
-    s->run = s->run_recs = s->run_l1 = s->session_step = s->adopt = 0;
+    s->m_l1 = s->m_block = s->link_stage = s->pool = s->freed = s->run_freed = s->ready = 0;
+    s->run = s->run_recs = s->run_l1 = s->run_block = s->session_step = s->adopt = 0;
+    s->nr_sets = s->next_set = 0;
+    memset(s->set, 0, sizeof(s->set));
     memset(s->m, 0, sizeof(s->m));
     memset(s->op, 0, sizeof(s->op));
     memset(s->run_l2, 0, sizeof(s->run_l2));
@@ -398,6 +424,7 @@ static bool kill_it(struct state *s)
 
 #define CLUSTER_BITS 16u
 #define TABLE_WORD   (8ull << CLUSTER_BITS | ENTRY_COPIED)
+#define BLOCK_WORD   (9ull << CLUSTER_BITS)
 #define HOST_FIRST   16u
 
 static const struct qcow2_header header = {
@@ -409,6 +436,8 @@ static const struct qcow2_header header = {
     .l2_bits = 13,
     .subclusters = 1,
     .subcluster_bits = CLUSTER_BITS,
+    .reftable_clusters = 1,
+    .refcount_block_bits = 15,
 };
 
 static struct l2_entry encode(unsigned value)
@@ -438,14 +467,9 @@ static int map_get_l1(void *ctx, uint64_t index, uint64_t *ret)
     return 0;
 }
 
-static int map_set_l1(void *ctx, uint64_t index, uint64_t word)
+static int map_get_block(void *ctx, uint64_t index, uint64_t *ret)
 {
-    struct state *s = ctx;
-
-    CHECK_EQ(word, TABLE_WORD);
-    s->m_l1 = 1;
-    for (unsigned g = 0; g < G; g++)
-        s->m[g] = s->l2[g].cur;
+    *ret = ((struct state *)ctx)->block.cur ? BLOCK_WORD : 0;
     return 0;
 }
 
@@ -456,16 +480,82 @@ static int map_get(void *ctx, uint64_t l1_word, uint64_t g, struct l2_entry *ret
     return 0;
 }
 
-static int map_set(void *ctx, uint64_t g, struct l2_entry e)
+static int map_refcount(void *ctx, uint64_t block_word, uint64_t cluster, uint64_t *ret)
 {
-    ((struct state *)ctx)->m[g] = (uint8_t)decode(e);
+    CHECK_EQ(block_word, BLOCK_WORD);
+    *ret = cluster < HOST_FIRST ? 1 : ((struct state *)ctx)->ref[cluster - HOST_FIRST].cur;
     return 0;
 }
 
-static int map_refcount(void *ctx, uint64_t cluster, uint64_t *ret)
+static int add_set(struct state *s, struct set set)
 {
-    *ret = cluster < HOST_FIRST ? 1 : ((struct state *)ctx)->ref[cluster - HOST_FIRST].cur;
+    CHECK(s->nr_sets < SETS);
+    s->set[s->nr_sets++] = set;
     return 0;
+}
+
+static int map_set_block(void *ctx, uint64_t index, uint64_t word)
+{
+    CHECK_EQ(word, BLOCK_WORD);
+    return add_set(ctx, (struct set){.what = SET_BLOCK});
+}
+
+static int map_set(void *ctx, uint64_t l1_word, uint64_t g, struct l2_entry e)
+{
+    CHECK_EQ(l1_word, TABLE_WORD);
+    return add_set(ctx, (struct set){SET_ENTRY, (uint8_t)g, (uint8_t)decode(e), 0});
+}
+
+static int map_set_l1(void *ctx, uint64_t index, uint64_t word)
+{
+    CHECK_EQ(word, TABLE_WORD);
+    return add_set(ctx, (struct set){.what = SET_L1});
+}
+
+static int map_flush(void *ctx)
+{
+    return model.mut == REPLAY_UNFLUSHED ? 0 : add_set(ctx, (struct set){.what = SET_FLUSH});
+}
+
+/* One of the things that replay does to the disk. */
+static bool step_replay(struct state *s)
+{
+    const struct set *set = &s->set[s->next_set];
+
+    if (s->phase != REPLAYED || s->next_set == s->nr_sets)
+        return false;
+    s->next_set++;
+    switch (set->what) {
+    case SET_ENTRY:
+        put(&s->l2[set->g], set->value);
+        break;
+    case SET_L1:
+        put(&s->l1, 1);
+        break;
+    case SET_BLOCK:
+        put(&s->block, 1);
+        break;
+    case SET_FLUSH:
+        device_flush(s);
+        break;
+    }
+    return true;
+}
+
+/* The map as it will be when replay has done all that. */
+static void load_map(struct state *s)
+{
+    s->m_l1 = s->l1.cur;
+    s->m_block = s->block.cur;
+    for (unsigned i = 0; i < s->nr_sets; i++) {
+        s->m_l1 |= s->set[i].what == SET_L1;
+        s->m_block |= s->set[i].what == SET_BLOCK;
+    }
+    for (unsigned g = 0; g < G; g++)
+        s->m[g] = s->m_l1 ? s->l2[g].cur : V_NONE;
+    for (unsigned i = 0; i < s->nr_sets; i++)
+        if (s->set[i].what == SET_ENTRY)
+            s->m[s->set[i].g] = s->set[i].value;
 }
 
 /* The records as the product keeps them, with what the mutation does to them. */
@@ -477,12 +567,16 @@ static size_t make_records(struct state *s, struct journal_rec *recs)
         const struct rec *r = &s->rec[i];
 
         recs[i] = (struct journal_rec){.seq = i, .nr = 1, .first = r->g};
-        recs[i].kind = r->is_table ? JOURNAL_TABLE : JOURNAL_ENTRIES;
-        recs[i].old = r->is_table ? (struct l2_entry){0} : encode(r->old);
-        recs[i].new = r->is_table ? (struct l2_entry){TABLE_WORD, 0} : encode(r->new);
+        recs[i].kind = r->kind;
+        recs[i].new.word = r->kind == JOURNAL_TABLE ? TABLE_WORD : BLOCK_WORD;
+        if (r->kind == JOURNAL_ENTRIES) {
+            recs[i].old = encode(r->old);
+            recs[i].new = encode(r->new);
+        }
     }
     for (size_t i = 0; i + 1 < nr && model.mut == RECORDS_SWAPPED; i++) {
-        if (s->rec[i].is_table || s->rec[i + 1].is_table || s->rec[i].g != s->rec[i + 1].g)
+        if (s->rec[i].kind != JOURNAL_ENTRIES || s->rec[i + 1].kind != JOURNAL_ENTRIES ||
+            s->rec[i].g != s->rec[i + 1].g)
             continue;
         struct journal_rec r = recs[i];
         recs[i] = recs[i + 1];
@@ -495,7 +589,9 @@ static size_t make_records(struct state *s, struct journal_rec *recs)
 
 SUSPENDS static void replay(struct state *s)
 {
-    struct replay_map map = {map_get_l1, map_set_l1, map_get, map_set, map_refcount, s};
+    struct replay_map map = {map_get_l1,   map_get_block, map_get,
+                             map_refcount, map_set_block, map_set,
+                             map_set_l1,   map_flush,     s};
     struct journal_rec recs[RING];
     struct replay_result res;
     size_t nr = make_records(s, recs);
@@ -516,8 +612,9 @@ SUSPENDS static void replay(struct state *s)
         put(&s->ref[h], 0);
     }
     s->adopt |= s->j_unused;
+    load_map(s);
     for (unsigned h = 0; h < H_MAX; h++)
-        if (!s->ref[h].cur)
+        if (!s->ref[h].cur || !s->m_block)
             s->adopt &= (uint8_t) ~(1u << h);
     replay_result_fini(&res);
 }
@@ -529,9 +626,7 @@ SUSPENDS static bool open_image(struct state *s)
 
     if (s->phase != DEAD)
         return false;
-    s->m_l1 = s->l1.cur;
-    for (unsigned g = 0; g < G; g++)
-        s->m[g] = (uint8_t)disk_value(s, g);
+    load_map(s);
     s->phase = REPLAYED;
     if (guard && s->j_epoch)
         replay(s);
@@ -543,24 +638,24 @@ SUSPENDS static bool open_image(struct state *s)
         if (!(s->last[g] >> c & 1))
             wrong("opened: guest cluster %u reads content %u, not one of %#x", g, c, s->last[g]);
         s->last[g] = (uint16_t)(1u << c);
-        if (host_of(s->m[g]) >= 0 && !s->ref[host_of(s->m[g])].cur)
+        if (host_of(s->m[g]) >= 0 && (!s->ref[host_of(s->m[g])].cur || !s->m_block))
             wrong("opened: the host cluster of guest cluster %u is not counted", g);
         if (host_of(s->m[g]) >= 0 && s->adopt >> host_of(s->m[g]) & 1)
             wrong("opened: the host cluster of guest cluster %u is taken for unused", g);
     }
     if (host_of(s->m[0]) >= 0 && host_of(s->m[0]) == host_of(s->m[1]))
         wrong("opened: a host cluster is mapped twice");
-    if (model.mut == SESSION_BEFORE_FLUSH)
-        s->session_step = 1;
     return true;
 }
 
 /* Replayed and flushed: an empty journal with a new epoch, then the header has it, too. */
 static bool step_session(struct state *s)
 {
-    if (s->phase != REPLAYED || s->session_step == 0)
+    bool done = s->next_set == s->nr_sets;
+
+    if (s->phase != REPLAYED || (!done && (s->session_step || model.mut != SESSION_BEFORE_REPLAY)))
         return false;
-    if (s->session_step++ == 1) {
+    if (s->session_step++ == 0) {
         s->j_epoch = s->next_epoch++;
         s->j_unused = s->adopt;
         trim(s, s->nr_recs);
@@ -570,7 +665,8 @@ static bool step_session(struct state *s)
     s->hdr_epoch = s->j_epoch;
     s->pool = s->adopt;
     s->reused = s->adopt;
-    s->session_step = s->adopt = 0;
+    s->session_step = s->adopt = s->nr_sets = s->next_set = 0;
+    memset(s->set, 0, sizeof(s->set));
     s->phase = RUNNING;
     return true;
 }
@@ -585,6 +681,10 @@ static void write_by_others(struct state *s, unsigned g)
         for (unsigned i = 0; i < G; i++)
             put(&s->l2[i], V_NONE);
     }
+    for (unsigned h = 0; g < G && !s->block.cur && h < H_MAX; h++)
+        put(&s->ref[h], 0);
+    if (g < G)
+        put(&s->block, 1);
     for (unsigned h = 0; g < G && h < model.sc->hosts && host_of(s->l2[g].cur) < 0; h++) {
         if (s->ref[h].cur)
             continue;
@@ -623,6 +723,8 @@ static bool drain(struct state *s)
         !s->others_left || !s->m_l1)
         return false;
     if (model.mut != NO_DRAIN) {
+        device_flush(s);
+        put(&s->block, s->m_block);
         device_flush(s);
         for (unsigned g = 0; g < G; g++)
             put(&s->l2[g], s->m[g]);
@@ -673,25 +775,15 @@ static bool act_on_cluster(struct state *s, unsigned i, const char **how)
 
 bool model_act(struct state *s, unsigned i, const char **how)
 {
-    static const char *const names[] = {"link",
-                                        "release",
-                                        "refill",
-                                        "flush begins",
-                                        "flush",
-                                        "kill",
-                                        "open",
-                                        "session",
-                                        "drain",
-                                        "",
-                                        "",
-                                        "QEMU",
-                                        "other varve",
-                                        "QEMU into its backing file"};
+    static const char *const names[] = {
+        "link",   "release", "refill",  "flush begins", "flush",
+        "kill",   "open",    "session", "drain",        "cover",
+        "replay", "",        "QEMU",    "other varve",  "QEMU into its backing file"};
 
     if (i < ACT_OP)
         return act_on_cluster(s, i, how);
     i -= ACT_OP;
-    *how = names[MIN(i, 10u)];
+    *how = names[MIN(i, 11u)];
     switch (i) {
     case 0:
         return step_link(s);
@@ -712,11 +804,14 @@ bool model_act(struct state *s, unsigned i, const char **how)
     case 8:
         return drain(s);
     case 9:
+        return cover(s);
     case 10:
+        return step_replay(s);
+    case 11:
         return false;
     }
     i -= ACT_REST;
-    *how = names[11 + i / (G + 1)];
+    *how = names[12 + i / (G + 1)];
     if (i / (G + 1) == 2)
         return write_backing(s, i % (G + 1));
     return others(s, i % (G + 1), i / (G + 1) == 1);

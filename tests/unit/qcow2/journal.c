@@ -208,6 +208,7 @@ TEST(one_process_has_it)
     CHECK_EQ(journal_open(path, &ro, &other, NULL), 0); /* readers do not mind each other */
     CHECK_EQ(match(other, id_a), 0);
     check_records(other, 0, 1);
+    journal_close(other);
     CHECK_EQ(journal_open(path, &rw, &other, NULL), -EBUSY);
     journal_close(j);
 }
@@ -405,6 +406,8 @@ static const struct qcow2_header hdr_std = {
     .l2_bits = 13,
     .subclusters = 1,
     .subcluster_bits = 16,
+    .reftable_clusters = 1,
+    .refcount_block_bits = 15,
 };
 static const struct qcow2_header hdr_ext = {
     .version = 3,
@@ -416,6 +419,8 @@ static const struct qcow2_header hdr_ext = {
     .l2_bits = 13,
     .subclusters = 32,
     .subcluster_bits = 12,
+    .reftable_clusters = 1,
+    .refcount_block_bits = 16,
 };
 
 static struct l2_entry at(uint64_t cluster)
@@ -451,10 +456,11 @@ TEST(like_changes_share_a_record)
 /* ---- replay ---- */
 
 #define CLUSTERS 64u
-struct fake { /* a map: two tables' worth of entries, the second table not there yet */
-    uint64_t l1[2], count[CLUSTERS];
+struct fake { /* a map: two tables' worth of entries; the second table is not there yet */
+    uint64_t l1[2], block[2], count[CLUSTERS];
     struct l2_entry e[2][CLUSTERS];
     unsigned sets, fail_at; /* the fail_at-th set fails, from 1 */
+    char order[64];         /* what was done: flush, block, entry, 1: L1 entry */
 };
 
 static int fake_get_l1(void *ctx, uint64_t i, uint64_t *ret)
@@ -463,13 +469,10 @@ static int fake_get_l1(void *ctx, uint64_t i, uint64_t *ret)
     *ret = ((struct fake *)ctx)->l1[i];
     return 0;
 }
-static int fake_set_l1(void *ctx, uint64_t i, uint64_t word)
+static int fake_get_block(void *ctx, uint64_t i, uint64_t *ret)
 {
-    struct fake *f = ctx;
-
-    if (++f->sets == f->fail_at)
-        return -EIO;
-    f->l1[i] = word;
+    CHECK(i < 2);
+    *ret = ((struct fake *)ctx)->block[i];
     return 0;
 }
 static int fake_get(void *ctx, uint64_t word, uint64_t g, struct l2_entry *ret)
@@ -478,20 +481,51 @@ static int fake_get(void *ctx, uint64_t word, uint64_t g, struct l2_entry *ret)
     *ret = ((struct fake *)ctx)->e[g >> 13][g & 8191];
     return 0;
 }
-static int fake_set(void *ctx, uint64_t g, struct l2_entry e)
+static int fake_refcount(void *ctx, uint64_t word, uint64_t c, uint64_t *ret)
 {
-    struct fake *f = ctx;
-
-    CHECK(f->l1[g >> 13] != 0); /* tables come first */
-    if (++f->sets == f->fail_at)
-        return -EIO;
-    f->e[g >> 13][g & 8191] = e;
-    return 0;
-}
-static int fake_refcount(void *ctx, uint64_t c, uint64_t *ret)
-{
+    CHECK(word & L1_OFFSET_MASK);
     *ret = c < CLUSTERS ? ((struct fake *)ctx)->count[c] : 0;
     return 0;
+}
+static int fake_did(struct fake *f, char what)
+{
+    if (what != 'f' && ++f->sets == f->fail_at)
+        return -EIO;
+    CHECK(strlen(f->order) + 1 < sizeof(f->order));
+    f->order[strlen(f->order)] = what;
+    return 0;
+}
+static int fake_set_block(void *ctx, uint64_t i, uint64_t word)
+{
+    struct fake *f = ctx;
+    int rc = fake_did(f, 'b');
+
+    if (rc == 0)
+        f->block[i] = word;
+    return rc;
+}
+static int fake_set(void *ctx, uint64_t l1_word, uint64_t g, struct l2_entry e)
+{
+    struct fake *f = ctx;
+    int rc = fake_did(f, 'e');
+
+    CHECK(l1_word & L1_OFFSET_MASK);
+    if (rc == 0)
+        f->e[g >> 13][g & 8191] = e;
+    return rc;
+}
+static int fake_set_l1(void *ctx, uint64_t i, uint64_t word)
+{
+    struct fake *f = ctx;
+    int rc = fake_did(f, '1');
+
+    if (rc == 0)
+        f->l1[i] = word;
+    return rc;
+}
+static int fake_flush(void *ctx)
+{
+    return fake_did(ctx, 'f');
 }
 
 /* One at a time. */
@@ -499,18 +533,26 @@ static struct fake *fake_new(void)
 {
     static struct fake f;
 
-    f = (struct fake){.l1 = {at(2).word, 0}};
+    f = (struct fake){.l1 = {at(2).word, 0}, .block = {3ull << 16, 0}};
     for (unsigned i = 0; i < CLUSTERS; i++)
         f.count[i] = 1;
     return &f;
 }
 
+SUSPENDS static int run_as(const struct qcow2_header *hdr, struct fake *f,
+                           const struct journal_rec *recs, size_t nr, struct replay_result *ret)
+{
+    struct replay_map map = {fake_get_l1,   fake_get_block, fake_get,
+                             fake_refcount, fake_set_block, fake_set,
+                             fake_set_l1,   fake_flush,     f};
+
+    return replay_run(hdr, recs, nr, &map, ret);
+}
+
 SUSPENDS static int run(struct fake *f, const struct journal_rec *recs, size_t nr,
                         struct replay_result *ret)
 {
-    struct replay_map map = {fake_get_l1, fake_set_l1, fake_get, fake_set, fake_refcount, f};
-
-    return replay_run(&hdr_std, recs, nr, &map, ret);
+    return run_as(&hdr_std, f, recs, nr, ret);
 }
 
 static struct journal_rec change(uint64_t g, struct l2_entry old, struct l2_entry new)
@@ -596,7 +638,13 @@ CO_TEST(anything_else_voids_all_of_it)
     table.first = 2;
     check_void(table, 63, none, 1);
     table.first = 0;
-    check_void(table, 63, none, 1); /* another table stands there */
+    check_void(table, 63, none, 1);                       /* another table stands there */
+    check_void(change(8192, at(0), at(12)), 63, none, 1); /* no table for it */
+    table.kind = JOURNAL_BLOCK;
+    check_void(table, 63, none, 1); /* another block stands there */
+    table.first = 8192;
+    check_void(table, 63, none, 1);                       /* behind the refcount table */
+    check_void(change(3, at(0), at(32768)), 63, none, 1); /* no block for it */
     third.old = at(10);
     struct fake *f = fake_new();
     struct journal_rec recs[] = {change(1, at(0), at(10)), third};
@@ -606,7 +654,7 @@ CO_TEST(anything_else_voids_all_of_it)
     replay_result_fini(&res);
 }
 
-CO_TEST(a_new_table_is_linked_first)
+CO_TEST(a_new_table_is_linked_last)
 {
     struct fake *f = fake_new();
     struct journal_rec recs[] = {
@@ -630,6 +678,7 @@ CO_TEST(a_new_table_is_linked_first)
         CHECK_EQ(f->e[1][8 + i].word, at(30 + i).word);
     CHECK_EQ(res.nr_set, 4);
     CHECK_EQ(res.nr_unused, 0);
+    CHECK_STR(f->order, "feeef1f"); /* entries in their order; nothing points to nothing */
     replay_result_fini(&res);
 }
 
@@ -638,6 +687,7 @@ CO_TEST(again_after_any_part_of_it)
 {
     struct journal_rec recs[] = {
         {.kind = JOURNAL_TABLE, .nr = 1, .first = 1, .old = at(0), .new = at(20)},
+        {.kind = JOURNAL_BLOCK, .nr = 1, .first = 1, .old = at(0), .new = {25 << 16, 0}},
         change(8192, at(0), at(21)),
         change(1, at(0), at(22)),
         change(2, at(23), at(24)),
@@ -660,6 +710,7 @@ CO_TEST(again_after_any_part_of_it)
         CHECK_EQ(run(f, recs, ARRAY_SIZE(recs), &res), 0);
         CHECK(!res.is_void);
         CHECK_EQ(f->l1[1], at(20).word);
+        CHECK_EQ(f->block[1], 25 << 16);
         CHECK_EQ(f->e[1][0].word, at(21).word);
         CHECK_EQ(f->e[0][1].word, at(22).word);
         CHECK_EQ(f->e[0][2].word, at(24).word);
@@ -667,13 +718,12 @@ CO_TEST(again_after_any_part_of_it)
         CHECK_EQ(res.unused[0], 23);
         replay_result_fini(&res);
     } while (rc < 0);
-    CHECK_EQ(cut, 5);
+    CHECK_EQ(cut, 6);
 }
 
 CO_TEST(extended_entries)
 {
     struct fake *f = fake_new();
-    struct replay_map map = {fake_get_l1, fake_set_l1, fake_get, fake_set, fake_refcount, f};
     struct l2_entry none = {0, 0}, part = l2_make_ext(10ull << 17 | ENTRY_COPIED, 1, 0);
     struct l2_entry more = l2_make_ext(part.word, 3, 0), both = l2_make_ext(part.word, 3, 2);
     struct journal_rec recs[] = {change(4, none, part), change(4, part, more),
@@ -681,16 +731,16 @@ CO_TEST(extended_entries)
     struct replay_result res;
 
     f->e[0][4] = part;
-    CHECK_EQ(replay_run(&hdr_ext, recs, 2, &map, &res), 0);
+    CHECK_EQ(run_as(&hdr_ext, f, recs, 2, &res), 0);
     CHECK(!res.is_void);
     CHECK_EQ(f->e[0][4].bits, 3);
     CHECK_EQ(res.nr_unused, 0);
     replay_result_fini(&res);
-    CHECK_EQ(replay_run(&hdr_ext, recs, 3, &map, &res), 0); /* a subcluster in two states */
+    CHECK_EQ(run_as(&hdr_ext, f, recs, 3, &res), 0); /* a subcluster in two states */
     CHECK(res.is_void);
     replay_result_fini(&res);
     f->e[0][4] = l2_make_ext(part.word, 2, 0); /* half of a value is none */
-    CHECK_EQ(replay_run(&hdr_ext, recs, 2, &map, &res), 0);
+    CHECK_EQ(run_as(&hdr_ext, f, recs, 2, &res), 0);
     CHECK(res.is_void);
     replay_result_fini(&res);
 }
