@@ -146,8 +146,8 @@ static int settle_switch(const struct commit_plan *cp, struct err *err)
     return rc == 0 ? store_unlink(cp->old, err) : rc;
 }
 
-/* Is nothing left to copy? Where the names differ the merged file has got the child's time with its new
- * name: a child that was opened and written since has another. */
+/* Is nothing left to copy? Where the names differ the merged file gets its new one when all is copied, and the
+ * child's time with it: a current image that was opened and written since has another. */
 static bool is_merged(const struct commit_plan *cp)
 {
     struct stat child, snap;
@@ -156,6 +156,8 @@ static bool is_merged(const struct commit_plan *cp)
         return true;
     if (same_name(cp) || !store_exists(cp->final))
         return false;
+    if (cp->child_snap) /* nobody writes to it */
+        return true;
     return lstat(cp->child, &child) < 0 || (child.st_mtim.tv_sec == snap.st_mtim.tv_sec &&
                                             child.st_mtim.tv_nsec == snap.st_mtim.tv_nsec);
 }
@@ -226,6 +228,12 @@ SUSPENDS static int find_nodes(struct served *s, struct err *err)
     return rc;
 }
 
+/* The header of the image above is to name a file that has to be there by then. */
+static bool needs_new_name(const struct commit_plan *cp)
+{
+    return cp->child_snap && !same_name(cp);
+}
+
 SUSPENDS static int start_job(struct served *s, struct err *err)
 {
     struct commit_plan *cp = s->cp;
@@ -234,6 +242,8 @@ SUSPENDS static int start_job(struct served *s, struct err *err)
 
     if (args && cp->child_snap)
         json_object_set_new(args, "backing-file", json_string(strrchr(cp->final, '/') + 1));
+    if (args && needs_new_name(cp))
+        json_object_set_new(args, "auto-finalize", json_false());
     if (args && cp->pool->bwlimit)
         json_object_set_new(args, "speed", json_integer((json_int_t)cp->pool->bwlimit));
     return remote_command(s->r, "block-commit", args, NULL, err);
@@ -302,7 +312,7 @@ SUSPENDS static int switch_disk(struct served *s, struct err *err)
     if (rc == 0)
         rc = remote_command(s->r, "job-complete", json_pack("{s:s}", "id", s->job), NULL, err);
     while (rc == 0) {
-        rc = remote_job_wait(s->r, s->cp->ctx, s->job, &ready, err);
+        rc = remote_job_wait(s->r, s->cp->ctx, s->job, false, &ready, err);
         if (rc < 0 || !ready)
             break;
     }
@@ -314,23 +324,45 @@ SUSPENDS static int switch_disk(struct served *s, struct err *err)
     return rc == 0 ? store_unlink(s->cp->old, err) : rc;
 }
 
+/* All is copied and durable: the new name, then the header of the image above. */
+SUSPENDS static int finalize(struct served *s, struct err *err)
+{
+    struct commit_plan *cp = s->cp;
+    bool ready;
+    int rc = inherit(cp, err);
+
+    if (rc == 0 && !store_exists(cp->final))
+        rc = store_link(cp->snap, cp->final, err);
+    crash_point("commit-final-linked");
+    if (rc == 0)
+        rc = remote_command(s->r, "job-finalize", json_pack("{s:s}", "id", s->job), NULL, err);
+    if (rc == 0)
+        rc = remote_job_wait(s->r, cp->ctx, s->job, false, &ready, err);
+    crash_point("commit-finalized");
+    return rc;
+}
+
 SUSPENDS static int wait_and_finish(struct served *s, struct err *err)
 {
     struct commit_plan *cp = s->cp;
     bool ready;
-    int rc = remote_job_wait(s->r, cp->ctx, s->job, &ready, err);
+    int rc = remote_job_wait(s->r, cp->ctx, s->job, needs_new_name(cp), &ready, err);
 
     crash_point("commit-job-done");
     if (rc < 0)
         return rc;
-    if (ready)
+    if (ready && !cp->child_snap)
         return switch_disk(s, err);
-    rc = take_name(cp, err);
+    if (ready)
+        rc = finalize(s, err);
     if (rc == 0)
-        rc = remote_rename(s->r, s->snap_node, cp->final, err);
+        rc = take_name(cp, err);
+    if (rc < 0)
+        return rc;
+    rc = remote_rename(s->r, s->snap_node, cp->final, err);
     if (rc == 0 && cp->child_snap)
         remote_export_snap(s->r, NULL, s->snap_node, cp->stem, cp->child_snap);
-    return rc == -EPIPE ? 0 : rc;
+    return rc == -EPIPE ? 0 : rc; /* the files are as they should be */
 }
 
 /* Views of the two images end: the one is no snapshot any more, the other's layer goes. */
@@ -393,7 +425,9 @@ SUSPENDS static int run_served(struct commit_plan *cp, bool long_too, bool *ret_
     int rc = find_nodes(&s, err);
     if (rc == 0)
         rc = remote_job_state(s.r, s.job, &state, err);
-    if (rc == 0 && state && !long_too && strcmp(state, "ready") != 0 && strcmp(state, "concluded") != 0)
+    bool soon = state && (strcmp(state, "ready") == 0 || strcmp(state, "concluded") == 0 ||
+                          strcmp(state, "pending") == 0);
+    if (rc == 0 && state && !long_too && !soon)
         *ret_left = true;
     else if (rc == 0 && state)
         rc = wait_and_finish(&s, err);

@@ -197,9 +197,7 @@ SUSPENDS static int choose(struct destroy *d, struct err *err)
         rc = merge_direction(kid, d->snap, node != NULL, &dir, err);
     if (rc < 0)
         return rc;
-    /* a raw volume becomes one again with its last snapshot; a running disk's raw snapshot between others
-     * cannot change its name under the server */
-    d->commit = raw ? last || (!node && dir.commit) : dir.commit;
+    d->commit = (raw && last) || dir.commit; /* a raw volume becomes one again with its last snapshot */
     d->bytes = d->commit ? dir.commit_bytes : dir.stream_bytes;
     return 0;
 }
@@ -312,7 +310,7 @@ SUSPENDS static int stream_served(struct destroy *d, struct remote *r, unsigned 
     rc = remote_command(r, "block-stream", args, NULL, err);
     crash_point("stream-job-started");
     if (rc == 0)
-        rc = remote_job_wait(r, d->op->ctx, job, &ready, err);
+        rc = remote_job_wait(r, d->op->ctx, job, false, &ready, err);
     if (rc < 0 && nr)
         remote_export_snap(r, NULL, snap_node, d->vol->stem, d->name->snap);
     return rc;
@@ -493,7 +491,7 @@ SUSPENDS static int settle_stream_job(const struct vol_ctx *ctx, const char *qmp
         *ret_left = true;
         return 0;
     }
-    remote_job_wait(r, ctx, job, &ready, NULL); /* whatever came of it: the files tell */
+    remote_job_wait(r, ctx, job, false, &ready, NULL); /* whatever came of it: the files tell */
     return 0;
 }
 

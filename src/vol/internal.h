@@ -275,8 +275,9 @@ SUSPENDS void remote_export_snap(struct remote *r, const struct vol_ctx *ctx, co
                                  const char *vol, const char *snap);
 /* Removes the read-only exports of a node; *ret_nr tells how many. -EBUSY while one has clients. */
 SUSPENDS int remote_unexport(struct remote *r, const char *node, unsigned *ret_nr, struct err *err);
-/* Runs a job to READY or to its end. *ret_ready tells which. */
-SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job,
+/* Waits until a job is READY, or PENDING if it was started without auto-finalize (`manual`), or has ended.
+ * *ret_ready: it has not ended. */
+SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job, bool manual,
                              bool *ret_ready, struct err *err);
 /* The first job whose name starts so; NULL: none. The caller frees. */
 SUSPENDS int remote_job_find(struct remote *r, const char *prefix, char **ret, struct err *err);

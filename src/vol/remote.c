@@ -330,8 +330,8 @@ SUSPENDS static int conclude(struct remote *r, const char *id, const json_t *job
     return rc;
 }
 
-int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job, bool *ret_ready,
-                    struct err *err)
+int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job, bool manual,
+                    bool *ret_ready, struct err *err)
 {
     *ret_ready = false;
     for (;;) {
@@ -344,7 +344,7 @@ int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job
             return err_set(err, -ECANCELED, "merge: job '%s' has gone", job);
         const char *state = intent_str(found, "status");
         bool over = strcmp(state, "concluded") == 0;
-        bool ready = strcmp(state, "ready") == 0;
+        bool ready = strcmp(state, "ready") == 0 || (manual && strcmp(state, "pending") == 0);
         if (ctx->progress)
             ctx->progress(ctx->ctx, (uint64_t)json_integer_value(json_object_get(found, "current-progress")),
                           (uint64_t)json_integer_value(json_object_get(found, "total-progress")));

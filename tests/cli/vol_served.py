@@ -104,6 +104,18 @@ def destroy_commit_middle(pool):
 
 
 @scenario
+def destroy_raw_middle(pool):
+    pool.create(V + '.raw', 4 * MIB)
+    pool.write(V, 0, 3 * MIB, 0x11)
+    pool.snapshot(V, 's1')
+    pool.write(V, MIB, 65536, 0x22)
+    pool.snapshot(V, 's2')
+    s = Served(pool, V)
+    s.write(2 * MIB, 65536, 0x33)
+    return s, ['destroy', pool.id(V, 's1')], lambda p: p.vols[V].pop('s1')
+
+
+@scenario
 def destroy_flatten(pool):
     s = line(pool)
     s.stop()
