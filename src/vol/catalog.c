@@ -2,10 +2,11 @@
  * The catalog of a directory pool, made anew from the files at every use: names say what a file
  * is, headers say what it stands on. There is no second record that could disagree.
  *
- * A file <vmid>/<stem>.<fmt> is a volume, snap-<S>-<stem>.<fmt> a snapshot of it, base-* a base image.
- * A snapshot's file name can be read in several ways ("snap-a-b-vm-100-disk-0": a-b of
+ * A file <vmid>/<stem>.<fmt> is a volume, snap-<S>-<stem>.<fmt> a snapshot of it, base-* a base
+ * image. A snapshot's file name can be read in several ways ("snap-a-b-vm-100-disk-0": a-b of
  * vm-100-disk-0, or a of b-vm-100-disk-0). Of the readings whose volume exists, the one whose chain
- * contains the file counts; else the one that Proxmox would take: the shortest volume name of its form.
+ * contains the file counts; else the one that Proxmox would take: the shortest volume name of its
+ * form.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -163,7 +164,8 @@ static int add_file(struct catalog *cat, int dir_fd, const char *dir, const char
     f->vmid = strdup(vmid);
     f->stem = strdup(stem);
     f->format = format;
-    int rc = f->dir && f->name && f->path && f->vmid && f->stem ? read_file(cat, dir_fd, f) : -ENOMEM;
+    int rc =
+        f->dir && f->name && f->path && f->vmid && f->stem ? read_file(cat, dir_fd, f) : -ENOMEM;
     if (rc == 0)
         rc = vec_push(&cat->files, f);
     if (rc < 0)
@@ -171,7 +173,8 @@ static int add_file(struct catalog *cat, int dir_fd, const char *dir, const char
     return rc;
 }
 
-static int scan_entry(struct catalog *cat, int dir_fd, const char *dir, const char *vmid, const char *name)
+static int scan_entry(struct catalog *cat, int dir_fd, const char *dir, const char *vmid,
+                      const char *name)
 {
     char stem[256];
     const char *format;
@@ -289,7 +292,8 @@ struct cvol *catalog_vol(const struct catalog *cat, const char *vmid, const char
     return NULL;
 }
 
-static struct cvol *add_vol(struct catalog *cat, const char *vmid, const char *stem, const char *format)
+static struct cvol *add_vol(struct catalog *cat, const char *vmid, const char *stem,
+                            const char *format)
 {
     struct cvol *v = calloc(1, sizeof(*v));
 
@@ -371,7 +375,10 @@ static struct cvol *best_reading(const struct catalog *cat, const char *vmid, co
 
     for (const char *v; (v = next_reading(stem, &pos, snap));) {
         struct cvol *vol = catalog_vol(cat, vmid, v, NULL);
-        int score = !vol ? 0 : file && chain_contains(vol, file) ? 3 : stem_is_proxmox(v, vmid) ? 2 : 1;
+        int score = !vol                                ? 0
+                    : file && chain_contains(vol, file) ? 3
+                    : stem_is_proxmox(v, vmid)          ? 2
+                                                        : 1;
 
         if (score > best_score) {
             best = vol;

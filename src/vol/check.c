@@ -1,10 +1,11 @@
 /*
- * What a crash, of this program or of another one that keeps volumes in the same layout, has left in
- * a pool: reported, and repaired where no guest data can be lost by it.
+ * What a crash, of this program or of another one that keeps volumes in the same layout, has left
+ * in a pool: reported, and repaired where no guest data can be lost by it.
  *
  * Repaired: a lost current image, or one that was created and never completed, is replaced by an
  * empty overlay on the snapshot it stood on; what cannot be thrown away is kept beside it under
- * another name. Everything else is only reported, and files that belong to nothing are never deleted.
+ * another name. Everything else is only reported, and files that belong to nothing are never
+ * deleted.
  */
 #include <stdio.h>
 #include <string.h>
@@ -49,10 +50,12 @@ SUSPENDS static int replace_current(struct op *op, const struct cvol *vol, const
 
     if (!backing || !tmp || !path)
         return err_set(err, -ENOMEM, "out of memory");
-    int rc = op_intent(op, "repair", json_pack("{s:[{s:s, s:s}]}", "vols", "vmid", vol->vmid, "stem", vol->stem),
-                       err);
+    int rc =
+        op_intent(op, "repair",
+                  json_pack("{s:[{s:s, s:s}]}", "vols", "vmid", vol->vmid, "stem", vol->stem), err);
     if (rc == 0)
-        rc = overlay_create(op->pool, tmp, backing, leaf->format, leaf->virtual_len, &leaf->st, err);
+        rc =
+            overlay_create(op->pool, tmp, backing, leaf->format, leaf->virtual_len, &leaf->st, err);
     crash_point("repair-prepared");
     if (rc == 0 && vol->current)
         rc = put_aside(op, vol->current, err);
@@ -65,7 +68,8 @@ SUSPENDS static int replace_current(struct op *op, const struct cvol *vol, const
     return rc < 0 ? rc : done_rc;
 }
 
-SUSPENDS static int repair_volume(const struct checking *c, const struct cvol *seen, struct err *err)
+SUSPENDS static int repair_volume(const struct checking *c, const struct cvol *seen,
+                                  struct err *err)
 {
     struct vol_name name = {0};
     struct op op;
@@ -97,16 +101,17 @@ static void say_broken(const struct checking *c, const struct catalog *cat, cons
     const char *name = id ? id : vol->stem;
 
     if (is_repairable(cat, vol))
-        op_say(c->ctx, "%s: %s; an empty overlay on snapshot '%s' can take its place (--repair)", name,
-               vol->broken, leaf->snap);
+        op_say(c->ctx, "%s: %s; an empty overlay on snapshot '%s' can take its place (--repair)",
+               name, vol->broken, leaf->snap);
     else if (lost && vol->snaps.len > 1)
-        op_say(c->ctx, "%s: %s; it stood on one of several snapshots: choose with 'varve rollback'", name,
-               vol->broken);
+        op_say(c->ctx, "%s: %s; it stood on one of several snapshots: choose with 'varve rollback'",
+               name, vol->broken);
     else
         op_say(c->ctx, "%s: %s", name, vol->broken);
 }
 
-SUSPENDS static void check_volume(struct checking *c, const struct catalog *cat, const struct cvol *vol)
+SUSPENDS static void check_volume(struct checking *c, const struct catalog *cat,
+                                  const struct cvol *vol)
 {
     struct err err = {0};
 
@@ -137,8 +142,8 @@ static void check_twins(struct checking *c, const struct catalog *cat)
 }
 
 /* Hidden files of operations that are long over: of an intent they would bear the number. */
-static int check_leftovers(struct checking *c, const struct catalog *cat, const struct intents *intents,
-                           struct err *err)
+static int check_leftovers(struct checking *c, const struct catalog *cat,
+                           const struct intents *intents, struct err *err)
 {
     vec_for_each(it, &cat->leftovers) {
         const char *name = strrchr(*it, '/') + 1 + strlen(OWN_PREFIX);
@@ -148,7 +153,8 @@ static int check_leftovers(struct checking *c, const struct catalog *cat, const 
             owned |= strncmp(name, (*in)->id, strlen((*in)->id)) == 0;
         if (owned)
             continue;
-        op_say(c->ctx, "note: '%s' is a leftover of an operation%s", *it, c->repair ? ", removed" : "");
+        op_say(c->ctx, "note: '%s' is a leftover of an operation%s", *it,
+               c->repair ? ", removed" : "");
         int rc = c->repair ? store_unlink(*it, err) : 0;
         if (rc < 0)
             return rc;
@@ -163,10 +169,12 @@ static void say_intents(struct checking *c, const struct intents *intents)
         const json_t *vol = json_array_get(json_object_get((*it)->json, "vols"), 0);
 
         if ((*it)->fd < 0) {
-            op_say(c->ctx, "note: an operation on %s is under way: %s", intent_str(vol, "stem"), intent_op(*it));
+            op_say(c->ctx, "note: an operation on %s is under way: %s", intent_str(vol, "stem"),
+                   intent_op(*it));
             c->notes++;
         } else {
-            op_say(c->ctx, "%s: an operation was cut off: %s", intent_str(vol, "stem"), intent_op(*it));
+            op_say(c->ctx, "%s: an operation was cut off: %s", intent_str(vol, "stem"),
+                   intent_op(*it));
             c->bad++;
         }
     }

@@ -1,28 +1,28 @@
 /*
- * Deleting a snapshot by putting its child's data into it: the snapshot's file then takes the child's name.
- * Everything above the child finds what it stood on under the same name; only where the snapshot is raw and
- * the child is not does the name change, and with it the backing names of those above.
+ * Deleting a snapshot by putting its child's data into it: the snapshot's file then takes the
+ * child's name. Everything above the child finds what it stood on under the same name; only where
+ * the snapshot is raw and the child is not does the name change, and with it the backing names of
+ * those above.
  *
  *   idle                                        a kill after it leaves
- *   1 commit child into snapshot                the child reads as before; the snapshot is no longer one
- *   2 rename snapshot over child                done
- *     (raw: link snapshot as the new name, rewrite the children's headers, unlink child, unlink snapshot)
+ *   1 commit child into snapshot                the child reads as before; the snapshot is no
+ * longer one 2 rename snapshot over child                done (raw: link snapshot as the new name,
+ * rewrite the children's headers, unlink child, unlink snapshot)
  *
- *   served, the child below the disk's top: the server's job does 1 and names the child's name in the header
- *   of the image above; 2 follows. Nobody writes to either file between.
+ *   served, the child below the disk's top: the server's job does 1 and names the child's name in
+ * the header of the image above; 2 follows. Nobody writes to either file between.
  *
  *   served, the child is the disk itself:
  *   1 job until READY: every write goes to both files, a flush flushes both
  *   2 link the child under a hidden name
  *   3 rename snapshot over child                whoever opens the name reads everything
  *   4 tell the server the names
- *   5 job-complete                              the server is on the snapshot's file, under its name
- *   6 unlink the child's hidden name
+ *   5 job-complete                              the server is on the snapshot's file, under its
+ * name 6 unlink the child's hidden name
  *
- * 3 before 5: after 5 the guest writes to the snapshot's file alone, and the child, by its name, would lay
- * old data over that at the next start.
- * From 1 on the snapshot is not to be read any more: the intent says so until it is gone, and
- * every state is brought to the end, never back.
+ * 3 before 5: after 5 the guest writes to the snapshot's file alone, and the child, by its name,
+ * would lay old data over that at the next start. From 1 on the snapshot is not to be read any
+ * more: the intent says so until it is gone, and every state is brought to the end, never back.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -146,8 +146,9 @@ static int settle_switch(const struct commit_plan *cp, struct err *err)
     return rc == 0 ? store_unlink(cp->old, err) : rc;
 }
 
-/* Is nothing left to copy? Where the names differ the merged file gets its new one when all is copied, and the
- * child's time with it: a current image that was opened and written since has another. */
+/* Is nothing left to copy? Where the names differ the merged file gets its new one when all is
+ * copied, and the child's time with it: a current image that was opened and written since has
+ * another. */
 static bool is_merged(const struct commit_plan *cp)
 {
     struct stat child, snap;
@@ -162,11 +163,13 @@ static bool is_merged(const struct commit_plan *cp)
                                             child.st_mtim.tv_nsec == snap.st_mtim.tv_nsec);
 }
 
-/* From here to the new name nobody may open the child: who did would write to a file without a name. */
+/* From here to the new name nobody may open the child: who did would write to a file without a
+ * name. */
 SUSPENDS static int take_name_held(const struct commit_plan *cp, struct err *err)
 {
     struct blk *hold = NULL;
-    int rc = store_exists(cp->child) && store_exists(cp->snap) ? overlay_hold(cp->child, &hold, err) : 0;
+    int rc =
+        store_exists(cp->child) && store_exists(cp->snap) ? overlay_hold(cp->child, &hold, err) : 0;
 
     if (rc == 0)
         rc = take_name(cp, err);
@@ -237,8 +240,9 @@ static bool needs_new_name(const struct commit_plan *cp)
 SUSPENDS static int start_job(struct served *s, struct err *err)
 {
     struct commit_plan *cp = s->cp;
-    json_t *args = json_pack("{s:s, s:s, s:s, s:s, s:b}", "job-id", s->job, "device", s->top, "top-node",
-                             s->child_node, "base-node", s->snap_node, "auto-dismiss", 0);
+    json_t *args =
+        json_pack("{s:s, s:s, s:s, s:s, s:b}", "job-id", s->job, "device", s->top, "top-node",
+                  s->child_node, "base-node", s->snap_node, "auto-dismiss", 0);
 
     if (args && cp->child_snap)
         json_object_set_new(args, "backing-file", json_string(strrchr(cp->final, '/') + 1));
@@ -249,7 +253,8 @@ SUSPENDS static int start_job(struct served *s, struct err *err)
     return remote_command(s->r, "block-commit", args, NULL, err);
 }
 
-/* Asked right before the name changes: a server that was started anew meanwhile writes to the child alone. */
+/* Asked right before the name changes: a server that was started anew meanwhile writes to the child
+ * alone. */
 SUSPENDS static int check_ready(struct served *s, struct err *err)
 {
     _cleanup_(freep) char *state = NULL;
@@ -257,7 +262,8 @@ SUSPENDS static int check_ready(struct served *s, struct err *err)
 
     if (rc < 0 || (state && strcmp(state, "ready") == 0))
         return rc;
-    return err_set(err, -ECANCELED, "the merge is %s before the disk was switched", state ? state : "gone");
+    return err_set(err, -ECANCELED, "the merge is %s before the disk was switched",
+                   state ? state : "gone");
 }
 
 /* Steps 2 to 4 of the switch of a running disk. */
@@ -317,7 +323,8 @@ SUSPENDS static int switch_disk(struct served *s, struct err *err)
             break;
     }
     crash_point("commit-completed");
-    if (rc == -EPIPE) /* the server has died: its files were the same, the name is the merged one's */
+    if (rc ==
+        -EPIPE) /* the server has died: its files were the same, the name is the merged one's */
         rc = store_same_file(s->cp->old, s->cp->child) ? rc : 0;
     else if (rc < 0)
         unpublish(s, NULL);
@@ -385,12 +392,14 @@ SUSPENDS static void restore_views(struct served *s)
 }
 
 /* No such job: it was never started, has ended, or its server was started anew. */
-SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_left, struct err *err)
+SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_left,
+                                    struct err *err)
 {
     struct commit_plan *cp = s->cp;
 
     if (!s->child_node && !s->snap_node && store_exists(cp->snap))
-        return err_set(err, -ESTALE, "the volume's server has neither '%s' nor '%s' open", cp->child, cp->snap);
+        return err_set(err, -ESTALE, "the volume's server has neither '%s' nor '%s' open",
+                       cp->child, cp->snap);
     if (!s->child_node) { /* merged: what is open is the snapshot's file */
         int rc = take_name(cp, err);
 
@@ -416,7 +425,8 @@ SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_l
     return rc == 0 ? wait_and_finish(s, err) : rc;
 }
 
-SUSPENDS static int run_served(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err)
+SUSPENDS static int run_served(struct commit_plan *cp, bool long_too, bool *ret_left,
+                               struct err *err)
 {
     struct served s = {.cp = cp, .r = cp->remote};
     _cleanup_(freep) char *state = NULL;
@@ -441,5 +451,6 @@ int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err
 {
     *ret_left = false;
     crash_point("commit-begin");
-    return cp->remote ? run_served(cp, long_too, ret_left, err) : run_idle(cp, long_too, ret_left, err);
+    return cp->remote ? run_served(cp, long_too, ret_left, err)
+                      : run_idle(cp, long_too, ret_left, err);
 }

@@ -17,13 +17,13 @@
 #include "vol/internal.h"
 
 #define CONFIG_BYTES_MAX (16u << 20)
-#define LINE_BYTES_MAX (64u << 10)
+#define LINE_BYTES_MAX   (64u << 10)
 
 struct parser {
     const char *file;
     struct config *cfg;
     struct pool *section; /* being filled; NULL between sections */
-    bool skipping;        /* the lines up to the next empty one belong to a section without a name */
+    bool skipping; /* the lines up to the next empty one belong to a section without a name */
     unsigned line;
     uint64_t seen; /* bits of the known keys of this section */
 };
@@ -340,8 +340,11 @@ static int section_begin(struct parser *p, char *type, char *id)
         return -ENOMEM;
     cfg->pools = grown;
     struct pool *s = p->section = &grown[cfg->nb_pools++];
-    *s = (struct pool){.line = p->line, .type = find_type(type), .extended_l2 = -1,
-                       .images = true, .rootdir = true};
+    *s = (struct pool){.line = p->line,
+                       .type = find_type(type),
+                       .extended_l2 = -1,
+                       .images = true,
+                       .rootdir = true};
     p->seen = 0;
     s->id = strdup(id);
     s->type_name = strdup(type);
@@ -484,8 +487,10 @@ static int find_file(const char *path, const char **ret, struct err *err)
             *ret = places[i];
             return 0;
         }
-    return err_set(err, -ENOENT, "no storage configuration: neither --config nor $VARVE_CONFIG is given, "
-                   "and neither %s nor %s is there", places[0], places[1]);
+    return err_set(err, -ENOENT,
+                   "no storage configuration: neither --config nor $VARVE_CONFIG is given, "
+                   "and neither %s nor %s is there",
+                   places[0], places[1]);
 }
 
 int config_load(const char *path, struct config **ret, struct err *err)
@@ -568,8 +573,9 @@ int config_pool(const struct config *cfg, const char *id, const struct pool **re
         return err_set(err, -ENOTSUP, "storage '%s' has the type '%s', which is not supported", id,
                        found->type_name);
     if (found->type == POOL_LVM)
-        return err_set(err, -ENOTSUP, "storage '%s' is of type '%s': volume groups are not supported yet",
-                       id, found->type_name);
+        return err_set(err, -ENOTSUP,
+                       "storage '%s' is of type '%s': volume groups are not supported yet", id,
+                       found->type_name);
     *ret = found;
     return 0;
 }

@@ -1,4 +1,5 @@
-/* The keys of a storage.cfg section: which are read here, and which are known to belong to others. */
+/* The keys of a storage.cfg section: which are read here, and which are known to belong to others.
+ */
 #ifndef VARVE_VOL_CONFIG_KEYS_H
 #define VARVE_VOL_CONFIG_KEYS_H
 

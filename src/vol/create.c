@@ -21,8 +21,10 @@
 
 static int choose_prealloc(const char *text, enum qcow2_prealloc *ret, struct err *err)
 {
-    static const char *const names[] = {
-        [PREALLOC_OFF] = "off", [PREALLOC_METADATA] = "metadata", [PREALLOC_FALLOC] = "falloc", [PREALLOC_FULL] = "full"};
+    static const char *const names[] = {[PREALLOC_OFF] = "off",
+                                        [PREALLOC_METADATA] = "metadata",
+                                        [PREALLOC_FALLOC] = "falloc",
+                                        [PREALLOC_FULL] = "full"};
 
     for (unsigned i = 0; i < ARRAY_SIZE(names); i++) {
         if (strcmp(text, names[i]) == 0) {
@@ -33,7 +35,8 @@ static int choose_prealloc(const char *text, enum qcow2_prealloc *ret, struct er
     return err_set(err, -EINVAL, "preallocation '%s' is none of off, metadata, falloc, full", text);
 }
 
-static int choose_format(const struct vol_name *name, const char *format, const char **ret, struct err *err)
+static int choose_format(const struct vol_name *name, const char *format, const char **ret,
+                         struct err *err)
 {
     const char *wanted = format ? format : *name->format ? name->format : "qcow2";
 
@@ -51,7 +54,8 @@ static int fill_opts(struct new_volume *nv, const struct vol_create_opts *opts, 
     const char *prealloc = opts->preallocation ? opts->preallocation : pool->preallocation;
     uint64_t cluster = opts->cluster_size ? opts->cluster_size : pool->cluster_size;
 
-    nv->image = (struct image_create_opts){.version = 3, .cluster_size = cluster ? cluster : 64 * KIB};
+    nv->image =
+        (struct image_create_opts){.version = 3, .cluster_size = cluster ? cluster : 64 * KIB};
     nv->image.extended_l2 = opts->extended_l2 >= 0 ? opts->extended_l2 : pool->extended_l2 == 1;
     return choose_prealloc(prealloc ? prealloc : "metadata", &nv->image.prealloc, err);
 }
@@ -66,8 +70,8 @@ int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol
     if (rc == 0 && (*name->snap || *name->base))
         rc = err_set(err, -EINVAL, "a new volume is called POOL:[<vmid>/]<name>");
     if (rc == 0 && !op->pool->images && !op->pool->rootdir)
-        rc = err_set(err, -EPERM, "the storage '%s' is not for volumes: its content is '%s'", op->pool->id,
-                     op->pool->content ? op->pool->content : "");
+        rc = err_set(err, -EPERM, "the storage '%s' is not for volumes: its content is '%s'",
+                     op->pool->id, op->pool->content ? op->pool->content : "");
     if (rc == 0)
         rc = stem_check_new(name->vmid, name->name, err);
     if (rc == 0)
@@ -108,7 +112,8 @@ int new_volume_begin(struct new_volume *nv, struct err *err)
         rc = store_mkdir(nv->dir, err);
     if (rc < 0)
         return rc;
-    return op_intent(nv->op, "create", json_pack("{s:[{s:s, s:s}]}", "vols", "vmid", nv->vmid, "stem", nv->stem),
+    return op_intent(nv->op, "create",
+                     json_pack("{s:[{s:s, s:s}]}", "vols", "vmid", nv->vmid, "stem", nv->stem),
                      err);
 }
 
@@ -142,7 +147,8 @@ SUSPENDS static int make_raw(const struct new_volume *nv, struct blk *blk, struc
 
 int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
 {
-    struct blk_file_opts opts = {.writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
+    struct blk_file_opts opts = {
+        .writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
     bool raw = strcmp(nv->format, "raw") == 0;
     struct blk *blk;
 
@@ -161,7 +167,9 @@ int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
 
 int new_volume_publish(struct new_volume *nv, struct err *err)
 {
-    int rc = chmod(nv->tmp, NEW_MODE) < 0 ? err_errno(err, -errno, "change the mode of '%s'", nv->tmp) : 0;
+    int rc = chmod(nv->tmp, NEW_MODE) < 0
+                 ? err_errno(err, -errno, "change the mode of '%s'", nv->tmp)
+                 : 0;
 
     if (rc == 0)
         rc = store_sync_file(nv->tmp, err);

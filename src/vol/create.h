@@ -8,9 +8,9 @@
 struct new_volume {
     struct op *op;
     char vmid[16], stem[256];
-    const char *format;            /* "qcow2" or "raw" */
+    const char *format;             /* "qcow2" or "raw" */
     struct image_create_opts image; /* preallocation also for raw */
-    char *dir, *tmp, *path;        /* directory, hidden name, the volume's name */
+    char *dir, *tmp, *path;         /* directory, hidden name, the volume's name */
 };
 /* All that can be refused; touches nothing. Release with new_volume_fini. */
 int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,

@@ -2,14 +2,14 @@
  * Destroying a volume, or one of its snapshots.
  *
  * A snapshot nothing stands on is unlinked. With one child of its own volume the two are merged, in
- * the direction that copies fewer bytes: the child into the snapshot (commit.c), or the snapshot into the
- * child (stream). Several children, clones among them, are refused; --flatten streams into each.
+ * the direction that copies fewer bytes: the child into the snapshot (commit.c), or the snapshot
+ * into the child (stream). Several children, clones among them, are refused; --flatten streams into
+ * each.
  *
  *   stream                                    a kill after it leaves          recovery
- *   1 intent                                  nothing done                    undo: the snapshot is whole
- *   2 copy into each child; each child's      some children stand lower       the same
- *     header names what the snapshot stood on
- *   3 unlink the snapshot                     done                            finish
+ *   1 intent                                  nothing done                    undo: the snapshot is
+ * whole 2 copy into each child; each child's      some children stand lower       the same header
+ * names what the snapshot stood on 3 unlink the snapshot                     done finish
  *
  *   volume
  *   1 intent with all files' names            nothing done                    finish
@@ -47,11 +47,13 @@ static int refuse_used_volume(struct op *op, const struct cvol *vol, struct err 
             continue;
         _cleanup_(freep) char *id = cfile_id(op->cat, f);
         if (used < sizeof(users))
-            used += (size_t)snprintf(users + used, sizeof(users) - used, "%s%s", used ? ", " : "", id ? id : "?");
+            used += (size_t)snprintf(users + used, sizeof(users) - used, "%s%s", used ? ", " : "",
+                                     id ? id : "?");
     }
     if (!used)
         return 0;
-    return err_set(err, -EBUSY, "the volume '%s' cannot be destroyed: based on it: %s", vol->stem, users);
+    return err_set(err, -EBUSY, "the volume '%s' cannot be destroyed: based on it: %s", vol->stem,
+                   users);
 }
 
 SUSPENDS static int refuse_open_file(const char *path, struct err *err)
@@ -64,7 +66,8 @@ SUSPENDS static int refuse_open_file(const char *path, struct err *err)
     return rc;
 }
 
-SUSPENDS static int check_volume(struct op *op, const struct vol_name *name, struct cvol **ret, struct err *err)
+SUSPENDS static int check_volume(struct op *op, const struct vol_name *name, struct cvol **ret,
+                                 struct err *err)
 {
     _cleanup_(remote_closep) struct remote *remote = NULL;
     struct cvol *vol;
@@ -124,7 +127,8 @@ SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, s
     vec_for_each(it, &vol->snaps)
         json_array_append_new(files, json_string((*it)->name));
     rc = op_intent(op, "destroy-volume",
-                   json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem", vol->stem, "files", files),
+                   json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem", vol->stem,
+                             "files", files),
                    err);
     if (rc == -ENOSPC || rc == -EDQUOT) { /* to make room is what it is for */
         op_say(op->ctx, "the storage is full: no record of the destruction is kept");
@@ -154,10 +158,12 @@ static int refuse_several(const struct destroy *d, struct err *err)
     for (unsigned i = 0; i < d->nr_kids && used < sizeof(list); i++) {
         _cleanup_(freep) char *id = cfile_id(d->op->cat, d->kids[i]);
 
-        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", id ? id : "?");
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "",
+                                 id ? id : "?");
     }
-    return err_set(err, -EBUSY, "%u are based on '%s': %s; --flatten would copy up to %llu MiB into each",
-                   d->nr_kids, d->name->snap, list, (unsigned long long)d->snap->st.st_blocks / 2048);
+    return err_set(
+        err, -EBUSY, "%u are based on '%s': %s; --flatten would copy up to %llu MiB into each",
+        d->nr_kids, d->name->snap, list, (unsigned long long)d->snap->st.st_blocks / 2048);
 }
 
 static int check_kids(const struct destroy *d, struct err *err)
@@ -166,12 +172,14 @@ static int check_kids(const struct destroy *d, struct err *err)
         const struct cfile *kid = d->kids[i];
 
         if (!kid->vol)
-            return err_set(err, -EBUSY, "'%s' is based on the snapshot and belongs to no volume", kid->path);
+            return err_set(err, -EBUSY, "'%s' is based on the snapshot and belongs to no volume",
+                           kid->path);
         if (kid->vol->broken)
-            return err_set(err, -EUCLEAN, "'%s', based on the snapshot, is broken: %s", kid->vol->stem,
-                           kid->vol->broken);
+            return err_set(err, -EUCLEAN, "'%s', based on the snapshot, is broken: %s",
+                           kid->vol->stem, kid->vol->broken);
         if (kid->vol->base)
-            return err_set(err, -EPERM, "the base image '%s' stands on the snapshot and is never changed",
+            return err_set(err, -EPERM,
+                           "the base image '%s' stands on the snapshot and is never changed",
                            kid->path);
     }
     return 0;
@@ -197,7 +205,8 @@ SUSPENDS static int choose(struct destroy *d, struct err *err)
         rc = merge_direction(kid, d->snap, node != NULL, &dir, err);
     if (rc < 0)
         return rc;
-    d->commit = (raw && last) || dir.commit; /* a raw volume becomes one again with its last snapshot */
+    d->commit =
+        (raw && last) || dir.commit; /* a raw volume becomes one again with its last snapshot */
     d->bytes = d->commit ? dir.commit_bytes : dir.stream_bytes;
     return 0;
 }
@@ -250,13 +259,14 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
 
     if (!final)
         return err_set(err, -ENOMEM, "out of memory");
-    json_t *body = json_pack("{s:[{s:s, s:s}], s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "vols", "vmid",
-                             d->vol->vmid, "stem", d->vol->stem, "vmid", d->vol->vmid, "stem", d->vol->stem,
-                             "how", "commit", "snap", d->snap->snap, "snap_file", d->snap->name, "child_file",
-                             kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final);
+    json_t *body =
+        json_pack("{s:[{s:s, s:s}], s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "vols", "vmid",
+                  d->vol->vmid, "stem", d->vol->stem, "vmid", d->vol->vmid, "stem", d->vol->stem,
+                  "how", "commit", "snap", d->snap->snap, "snap_file", d->snap->name, "child_file",
+                  kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final);
     int rc = op_intent(d->op, "destroy-snapshot", body, err);
-    if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->snap, d->snap->name,
-                                    kid->name, kid->snap, final) < 0)
+    if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->snap,
+                                    d->snap->name, kid->name, kid->snap, final) < 0)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0)
         rc = remote_open(d->op->cat, d->vol, &cp.remote, err);
@@ -275,15 +285,17 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
     remote_close(cp.remote);
     commit_plan_fini(&cp);
     if (rc < 0 && begun)
-        return err_prefix(err, rc, "the snapshot is half merged and no longer usable; destroying it again goes on");
+        return err_prefix(
+            err, rc,
+            "the snapshot is half merged and no longer usable; destroying it again goes on");
     int done_rc = op_done(d->op, rc < 0 ? NULL : err);
     return rc < 0 ? rc : done_rc;
 }
 
 /* ---- stream ---- */
 
-SUSPENDS static int stream_served(struct destroy *d, struct remote *r, unsigned i, const char *child_node,
-                                  const char *backing, struct err *err)
+SUSPENDS static int stream_served(struct destroy *d, struct remote *r, unsigned i,
+                                  const char *child_node, const char *backing, struct err *err)
 {
     _cleanup_(freep) char *snap_node = NULL, *base_node = NULL;
     unsigned nr = 0;
@@ -300,7 +312,8 @@ SUSPENDS static int stream_served(struct destroy *d, struct remote *r, unsigned 
         rc = remote_unexport(r, snap_node, &nr, err);
     if (rc < 0)
         return rc;
-    json_t *args = json_pack("{s:s, s:s, s:b}", "job-id", job, "device", child_node, "auto-dismiss", 0);
+    json_t *args =
+        json_pack("{s:s, s:s, s:b}", "job-id", job, "device", child_node, "auto-dismiss", 0);
     if (args && base_node) {
         json_object_set_new(args, "base-node", json_string(base_node));
         json_object_set_new(args, "backing-file", json_string(backing));
@@ -354,12 +367,12 @@ SUSPENDS static int run_stream(struct destroy *d, struct err *err)
 
     for (unsigned i = 0; i < d->nr_kids; i++)
         if (d->kids[i]->vol != d->vol)
-            json_array_append_new(vols, json_pack("{s:s, s:s}", "vmid", d->kids[i]->vol->vmid, "stem",
-                                                  d->kids[i]->vol->stem));
+            json_array_append_new(vols, json_pack("{s:s, s:s}", "vmid", d->kids[i]->vol->vmid,
+                                                  "stem", d->kids[i]->vol->stem));
     int rc = op_intent(d->op, "destroy-snapshot",
-                       json_pack("{s:o, s:s, s:s, s:s, s:s, s:s}", "vols", vols, "vmid", d->vol->vmid, "stem",
-                                 d->vol->stem, "how", "stream", "snap", d->snap->snap, "snap_file",
-                                 d->snap->name),
+                       json_pack("{s:o, s:s, s:s, s:s, s:s, s:s}", "vols", vols, "vmid",
+                                 d->vol->vmid, "stem", d->vol->stem, "how", "stream", "snap",
+                                 d->snap->snap, "snap_file", d->snap->name),
                        err);
     if (rc < 0)
         return rc;
@@ -384,12 +397,16 @@ SUSPENDS static int destroy_snapshot(struct op *op, const struct vol_name *name,
     int rc = plan(&d, flatten, err);
 
     if (rc == 0)
-        op_say(op->ctx, "%s snapshot %s@%s: %s %llu MiB", op->ctx->dry_run ? "would delete" : "deleting",
-               d.vol->stem, name->snap,
-               !d.nr_kids ? "nothing is based on it, copies" : d.commit ? "commit copies" : "stream copies",
+        op_say(op->ctx, "%s snapshot %s@%s: %s %llu MiB",
+               op->ctx->dry_run ? "would delete" : "deleting", d.vol->stem, name->snap,
+               !d.nr_kids ? "nothing is based on it, copies"
+               : d.commit ? "commit copies"
+                          : "stream copies",
                (unsigned long long)(d.bytes >> 20));
     if (rc == 0 && !op->ctx->dry_run)
-        rc = !d.nr_kids ? run_unlink(&d, err) : d.commit ? run_commit(&d, err) : run_stream(&d, err);
+        rc = !d.nr_kids ? run_unlink(&d, err)
+             : d.commit ? run_commit(&d, err)
+                        : run_stream(&d, err);
     if (rc == 0 && !op->ctx->dry_run)
         op_say(op->ctx, "snapshot %s@%s deleted", d.vol->stem, name->snap);
     free(d.kids);
@@ -429,22 +446,26 @@ int vol_destroy(const struct vol_ctx *ctx, const struct vol_name *name, bool fla
 
     if (rc < 0)
         return rc;
-    bool done = was_begun && catalog_find(op.cat, name, &vol, NULL) == 0 && !cvol_snap(vol, name->snap);
+    bool done =
+        was_begun && catalog_find(op.cat, name, &vol, NULL) == 0 && !cvol_snap(vol, name->snap);
     if (done)
         op_say(ctx, "snapshot %s@%s deleted", name->name, name->snap);
     else
-        rc = *name->snap ? destroy_snapshot(&op, name, flatten, err) : destroy_volume(&op, name, err);
+        rc = *name->snap ? destroy_snapshot(&op, name, flatten, err)
+                         : destroy_volume(&op, name, err);
     op_end(&op);
     return rc;
 }
 
 /* ---- recovery ---- */
 
-SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *dir,
-                                   const struct intent *in, bool long_too, bool *ret_left, struct err *err)
+SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool *pool,
+                                   const char *dir, const struct intent *in, bool long_too,
+                                   bool *ret_left, struct err *err)
 {
     const char *stem = intent_name(in->json, "stem"), *snap = intent_name(in->json, "snap_file");
-    const char *child = intent_name(in->json, "child_file"), *final = intent_name(in->json, "final_file");
+    const char *child = intent_name(in->json, "child_file"),
+               *final = intent_name(in->json, "final_file");
     struct commit_plan cp = {.ctx = ctx, .pool = pool};
     struct vol_name name = {0};
 
@@ -454,8 +475,8 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
     snprintf(name.vmid, sizeof(name.vmid), "%s", intent_str(in->json, "vmid"));
     snprintf(name.name, sizeof(name.name), "%.255s", stem);
     _cleanup_(freep) char *qmp = vol_qmp_path(&name);
-    int rc = qmp ? commit_plan_fill(&cp, dir, in->id, stem, intent_str(in->json, "snap"), snap, child,
-                                    intent_str(in->json, "child_snap"), final)
+    int rc = qmp ? commit_plan_fill(&cp, dir, in->id, stem, intent_str(in->json, "snap"), snap,
+                                    child, intent_str(in->json, "child_snap"), final)
                  : -ENOMEM;
     if (rc < 0)
         err_set(err, rc, "out of memory");
@@ -464,17 +485,20 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
     if (rc == 0)
         rc = commit_run(&cp, long_too, ret_left, err);
     if (rc == 0)
-        op_say(ctx, *ret_left ? "the deletion of %s@%s is not finished: 'varve destroy' goes on with it"
-                              : "an interrupted deletion of %s@%s was finished",
+        op_say(ctx,
+               *ret_left ? "the deletion of %s@%s is not finished: 'varve destroy' goes on with it"
+                         : "an interrupted deletion of %s@%s was finished",
                stem, intent_str(in->json, "snap"));
     remote_close(cp.remote);
     commit_plan_fini(&cp);
     return rc;
 }
 
-/* A server goes on with its job when the manager dies: waited for, or left if that may take long. */
-SUSPENDS static int settle_stream_job(const struct vol_ctx *ctx, const char *qmp, const char *prefix,
-                                      bool long_too, bool *ret_left, struct err *err)
+/* A server goes on with its job when the manager dies: waited for, or left if that may take long.
+ */
+SUSPENDS static int settle_stream_job(const struct vol_ctx *ctx, const char *qmp,
+                                      const char *prefix, bool long_too, bool *ret_left,
+                                      struct err *err)
 {
     _cleanup_(remote_closep) struct remote *r = NULL;
     _cleanup_(freep) char *job = NULL, *state = NULL;
@@ -496,7 +520,8 @@ SUSPENDS static int settle_stream_job(const struct vol_ctx *ctx, const char *qmp
 }
 
 SUSPENDS static int settle_stream_jobs(const struct vol_ctx *ctx, const struct pool *pool,
-                                       const struct intent *in, bool long_too, bool *ret_left, struct err *err)
+                                       const struct intent *in, bool long_too, bool *ret_left,
+                                       struct err *err)
 {
     const json_t *vols = json_object_get(in->json, "vols"), *vol;
     char prefix[40];
@@ -519,8 +544,9 @@ SUSPENDS static int settle_stream_jobs(const struct vol_ctx *ctx, const struct p
     return rc;
 }
 
-SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool *pool, const char *dir,
-                                   const struct intent *in, bool long_too, bool *ret_left, struct err *err)
+SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool *pool,
+                                   const char *dir, const struct intent *in, bool long_too,
+                                   bool *ret_left, struct err *err)
 {
     const char *snap = intent_name(in->json, "snap_file");
     _cleanup_(catalog_freep) struct catalog *cat = NULL;

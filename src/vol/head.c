@@ -1,8 +1,8 @@
 /*
  * The few fields of a qcow2 header that a listing needs, read with one pread from a plain
- * descriptor: no locks, no coroutine, no engine. Opening an image for I/O goes through qcow2/header.c,
- * which checks everything; here only what is used is checked.
- * Spec: "Header", "Header extensions", "Backing file format name".
+ * descriptor: no locks, no coroutine, no engine. Opening an image for I/O goes through
+ * qcow2/header.c, which checks everything; here only what is used is checked. Spec: "Header",
+ * "Header extensions", "Backing file format name".
  */
 #include <stdio.h>
 #include <string.h>
@@ -79,7 +79,8 @@ static int check_tables(const struct raw_head *raw, struct head *ret, struct err
     return 0;
 }
 
-/* An overlay would hold in the clear what is encrypted below; a data file's place is told nowhere else. */
+/* An overlay would hold in the clear what is encrypted below; a data file's place is told nowhere
+ * else. */
 static const char *find_special(const struct raw_head *raw)
 {
     const struct qcow2_disk_header *disk = (const void *)raw->data;

@@ -2,8 +2,8 @@
  * Filling a new volume from an image file or from standard input.
  *
  * What is imported may come from anybody: an image that names a backing file or a data file is
- * refused, it would make this host read what its author chose. Formats other than qcow2 that are known by
- * their first bytes are refused rather than taken as raw data.
+ * refused, it would make this host read what its author chose. Formats other than qcow2 that are
+ * known by their first bytes are refused rather than taken as raw data.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,8 +21,9 @@ static const struct {
     size_t off;
     const char *name;
 } foreign[] = {
-    {"KDMV", 0, "vmdk"},     {"# Disk DescriptorFile", 0, "vmdk"}, {"vhdxfile", 0, "vhdx"},
-    {"conectix", 0, "vpc"},  {"QED\0", 0, "qed"},                  {"\x7f\x10\xda\xbe", 64, "vdi"},
+    {"KDMV", 0, "vmdk"},         {"# Disk DescriptorFile", 0, "vmdk"},
+    {"vhdxfile", 0, "vhdx"},     {"conectix", 0, "vpc"},
+    {"QED\0", 0, "qed"},         {"\x7f\x10\xda\xbe", 64, "vdi"},
     {"LUKS\xba\xbe", 0, "luks"},
 };
 
@@ -39,8 +40,10 @@ static int refuse_foreign(const char *file, struct err *err)
         size_t n = strlen(foreign[i].magic);
 
         if (memcmp(head + foreign[i].off, foreign[i].magic, n) == 0)
-            return err_set(err, -ENOTSUP, "'%s' looks like a %s image: convert it first, or say --source-format raw",
-                           file, foreign[i].name);
+            return err_set(
+                err, -ENOTSUP,
+                "'%s' looks like a %s image: convert it first, or say --source-format raw", file,
+                foreign[i].name);
     }
     return 0;
 }
@@ -52,7 +55,8 @@ static bool ends_in_raw(const char *file)
     return len > 4 && strcmp(file + len - 4, ".raw") == 0;
 }
 
-SUSPENDS static int open_source(const char *file, const char *format, struct chain **ret, struct err *err)
+SUSPENDS static int open_source(const char *file, const char *format, struct chain **ret,
+                                struct err *err)
 {
     struct chain_opts opts = {.format = format, .buffered = true, .no_backing = true};
     struct chain *chain;
@@ -139,7 +143,9 @@ static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
 SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct err *err)
 {
     struct chain_opts opts = {.format = nv->format, .writable = true};
-    struct copy_opts copy = {.target_is_zero = true, .min_zero = 4096, .progress = nv->op->ctx->progress,
+    struct copy_opts copy = {.target_is_zero = true,
+                             .min_zero = 4096,
+                             .progress = nv->op->ctx->progress,
                              .ctx = nv->op->ctx->ctx};
     struct chain *dst;
     int rc = new_volume_make(nv, chain_len(src), err);
@@ -156,7 +162,8 @@ SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct e
     return rc < 0 ? rc : close_rc;
 }
 
-SUSPENDS static int import_file(struct new_volume *nv, const char *file, const char *format, struct err *err)
+SUSPENDS static int import_file(struct new_volume *nv, const char *file, const char *format,
+                                struct err *err)
 {
     struct chain *src;
     int rc = open_source(file, format, &src, err);
@@ -168,8 +175,8 @@ SUSPENDS static int import_file(struct new_volume *nv, const char *file, const c
     return rc;
 }
 
-/* A stream's length is not known before its end: it is spooled in the pool, as the volume itself if that
- * is raw. */
+/* A stream's length is not known before its end: it is spooled in the pool, as the volume itself if
+ * that is raw. */
 SUSPENDS static int import_stream(struct new_volume *nv, struct err *err)
 {
     if (strcmp(nv->format, "raw") == 0)
@@ -184,7 +191,8 @@ SUSPENDS static int import_stream(struct new_volume *nv, struct err *err)
     return rc;
 }
 
-SUSPENDS static int run(struct new_volume *nv, const char *file, const char *format, struct err *err)
+SUSPENDS static int run(struct new_volume *nv, const char *file, const char *format,
+                        struct err *err)
 {
     int rc = new_volume_begin(nv, err);
 

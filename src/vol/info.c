@@ -167,7 +167,8 @@ static int fill_names(struct vol_info *info, const struct catalog *cat, const st
 
     if (vol->current)
         path = strdup(vol->current->path);
-    else if (file && asprintf(&path, "%s/%s%s%s", cat->images, vol->vmid, *vol->vmid ? "/" : "", file) < 0)
+    else if (file &&
+             asprintf(&path, "%s/%s%s%s", cat->images, vol->vmid, *vol->vmid ? "/" : "", file) < 0)
         path = NULL;
     info->path = path;
     info->id = cvol_id(cat, vol);
@@ -217,8 +218,9 @@ int vol_info_get(const struct config *cfg, const struct vol_name *name, struct v
     if (rc < 0)
         return rc;
     if (vol->broken)
-        return err_set(err, -EUCLEAN, "%s:%s%s%s is broken: %s; see 'varve pool check %s'", name->pool,
-                       name->vmid, *name->vmid ? "/" : "", name->name, vol->broken, name->pool);
+        return err_set(err, -EUCLEAN, "%s:%s%s%s is broken: %s; see 'varve pool check %s'",
+                       name->pool, name->vmid, *name->vmid ? "/" : "", name->name, vol->broken,
+                       name->pool);
     if (*name->snap && !cvol_snap(vol, name->snap))
         return err_set(err, -ENOENT, "%s:%s%s%s has no snapshot '%s'", name->pool, name->vmid,
                        *name->vmid ? "/" : "", name->name, name->snap);

@@ -2,10 +2,10 @@
  * Intents: what an operation of several steps is about to do, as a file
  * <pool>/images/.varve/intent-<id>.json, durable before the first step and removed after the last.
  *
- * 1. The file is flock'ed by its operation for as long as that lives: an intent whose lock is free is
- *    what a killed operation left.
- * 2. It holds plain file names and guests' numbers, never paths: a name with '/' is refused when it is
- *    read, so an intent can not lead out of its pool.
+ * 1. The file is flock'ed by its operation for as long as that lives: an intent whose lock is free
+ * is what a killed operation left.
+ * 2. It holds plain file names and guests' numbers, never paths: a name with '/' is refused when it
+ * is read, so an intent can not lead out of its pool.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <time.h>
 #include "vol/internal.h"
 
-#define INTENT_VERSION 1
+#define INTENT_VERSION   1
 #define INTENT_BYTES_MAX (1u << 20)
 
 void intent_new_id(char id[24])
@@ -126,7 +126,8 @@ bool intent_concerns(const struct intent *intent, const char *vmid, const char *
 
     json_array_foreach(vols, i, vol)
     {
-        if (strcmp(intent_str(vol, "vmid"), vmid) == 0 && strcmp(intent_str(vol, "stem"), stem) == 0)
+        if (strcmp(intent_str(vol, "vmid"), vmid) == 0 &&
+            strcmp(intent_str(vol, "stem"), stem) == 0)
             return true;
     }
     return false;
@@ -172,7 +173,8 @@ static int read_intent(int fd, struct intent *in, struct err *err)
     if (!json_is_object(in->json))
         return err_set(err, -EUCLEAN, "'%s' is damaged: %s", in->path, why.text);
     if (json_integer_value(json_object_get(in->json, "version")) != INTENT_VERSION)
-        return err_set(err, -ENOTSUP, "'%s' was written by another version of this program", in->path);
+        return err_set(err, -ENOTSUP, "'%s' was written by another version of this program",
+                       in->path);
     snprintf(in->id, sizeof(in->id), "%s", intent_str(in->json, "id"));
     return 0;
 }

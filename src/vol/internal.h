@@ -7,10 +7,10 @@
 #include "base/vec.h"
 #include "vol/vol.h"
 
-#define SNAP_NAME_MAX 40u  /* bytes */
-#define STEM_MAX 200u      /* "snap-<S>-<stem>.qcow2" fits into a file name */
-#define OWN_DIR ".varve"   /* beside the volumes: locks and intents */
-#define OWN_PREFIX ".varve-" /* temporary files beside the volumes */
+#define SNAP_NAME_MAX 40u       /* bytes */
+#define STEM_MAX      200u      /* "snap-<S>-<stem>.qcow2" fits into a file name */
+#define OWN_DIR       ".varve"  /* beside the volumes: locks and intents */
+#define OWN_PREFIX    ".varve-" /* temporary files beside the volumes */
 
 /* ---- name.c ---- */
 bool pool_id_ok(const char *id);
@@ -36,7 +36,8 @@ struct head {
     const char *special;  /* what an overlay or a merge would break; NULL: nothing */
     char *backing, *backing_format;
 };
-/* Reads at most the first cluster. -EINVAL not qcow2, -EUCLEAN contradictions; err has the reason. */
+/* Reads at most the first cluster. -EINVAL not qcow2, -EUCLEAN contradictions; err has the reason.
+ */
 int head_read(int fd, struct head *ret, struct err *err);
 void head_fini(struct head *head);
 
@@ -71,11 +72,11 @@ struct cvol {
 };
 struct catalog {
     const struct pool *pool;
-    char *images;                 /* absolute directory */
-    VEC(struct cfile *) files;    /* by path */
-    VEC(struct cvol *) vols;      /* by vmid and stem */
-    VEC(char *) strays;           /* "path: why" of files that are no image of ours */
-    VEC(char *) leftovers;        /* paths of own temporary files */
+    char *images;              /* absolute directory */
+    VEC(struct cfile *) files; /* by path */
+    VEC(struct cvol *) vols;   /* by vmid and stem */
+    VEC(char *) strays;        /* "path: why" of files that are no image of ours */
+    VEC(char *) leftovers;     /* paths of own temporary files */
 };
 /* Blocks on the file system (a listing of 200 images is a few milliseconds). */
 int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err);
@@ -108,7 +109,8 @@ int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const cha
 /* links.c: fills parents, children, broken volumes */
 int catalog_link(struct catalog *cat);
 /* Children of an element in the whole pool; the caller frees the array only. */
-struct cfile **cfile_children(const struct catalog *cat, const struct cfile *file, unsigned *ret_nr);
+struct cfile **cfile_children(const struct catalog *cat, const struct cfile *file,
+                              unsigned *ret_nr);
 /* The only snapshot on which a lost current element can have stood; NULL: none or several. */
 struct cfile *cvol_last_leaf(const struct catalog *cat, const struct cvol *vol);
 
@@ -195,7 +197,8 @@ struct op {
     VEC(struct flock_file) vol_locks;
     struct intent *intent;
 };
-/* Opens the pool; with `name` finishes what is left of that volume; takes pool lock and volume lock; scans. */
+/* Opens the pool; with `name` finishes what is left of that volume; takes pool lock and volume
+ * lock; scans. */
 SUSPENDS int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
                       unsigned nr, struct op *ret, struct err *err);
 SUSPENDS void op_end(struct op *op);
@@ -225,8 +228,8 @@ SUSPENDS int overlay_hold(const char *path, struct blk **ret, struct err *err);
 SUSPENDS int overlay_is_empty(const char *path, bool *ret, struct err *err);
 
 /* ---- merge.c: the two ways to merge a snapshot away ---- */
-/* In this process: `child` into the file below it; or what that file holds into `child`, which then stands
- * on `backing_name` (NULL: nothing). */
+/* In this process: `child` into the file below it; or what that file holds into `child`, which then
+ * stands on `backing_name` (NULL: nothing). */
 /* *ret_begun: the lower file may have been changed. */
 SUSPENDS int merge_commit(const struct vol_ctx *ctx, const struct pool *pool, const char *child,
                           bool *ret_begun, struct err *err);
@@ -236,7 +239,8 @@ SUSPENDS int merge_stream(const struct vol_ctx *ctx, const struct pool *pool, co
 struct job_direction;
 SUSPENDS int merge_direction(const struct cfile *child, const struct cfile *snap, bool served,
                              struct job_direction *ret, struct err *err);
-SUSPENDS int merge_set_backing(const char *path, const char *name, const char *format, struct err *err);
+SUSPENDS int merge_set_backing(const char *path, const char *name, const char *format,
+                               struct err *err);
 
 /* ---- remote.c: a disk served by a process, through QMP ---- */
 struct remote;
@@ -249,8 +253,8 @@ static inline void remote_closep(struct remote **r)
 {
     remote_close(*r);
 }
-/* Node, other than `except` (may be NULL), that has this file open: by its path, else by its inode. NULL: none.
- * The caller frees. */
+/* Node, other than `except` (may be NULL), that has this file open: by its path, else by its inode.
+ * NULL: none. The caller frees. */
 SUSPENDS int remote_node(struct remote *r, const char *path, const char *except, char **ret,
                          struct err *err);
 /* The same by the text of the path alone: the server may know a file by a name it has no longer. */
@@ -259,59 +263,64 @@ SUSPENDS int remote_node_called(struct remote *r, const char *path, const char *
 /* The name of the disk's top node; the caller frees. */
 SUSPENDS int remote_top(struct remote *r, char **ret, struct err *err);
 /* Is there a node of this name, and is it part of the disk (not only added)? */
-SUSPENDS int remote_node_state(struct remote *r, const char *node, bool *ret_there, bool *ret_linked,
-                               struct err *err);
+SUSPENDS int remote_node_state(struct remote *r, const char *node, bool *ret_there,
+                               bool *ret_linked, struct err *err);
 SUSPENDS int remote_command(struct remote *r, const char *command, json_t *args, json_t **ret,
                             struct err *err);
 /* Adds an overlay: backing_chain opens what is below it too. */
-SUSPENDS int remote_add_node(struct remote *r, const char *node, const char *path, bool backing_chain,
-                             struct err *err);
+SUSPENDS int remote_add_node(struct remote *r, const char *node, const char *path,
+                             bool backing_chain, struct err *err);
 SUSPENDS void remote_del_node(struct remote *r, const char *node);
 SUSPENDS int remote_rename(struct remote *r, const char *node, const char *path, struct err *err);
 SUSPENDS int remote_rollback(struct remote *r, const char *node, bool force, struct err *err);
-SUSPENDS int remote_snapshot(struct remote *r, const char *top, const char *overlay, struct err *err);
-/* A read-only export "<vol>@<snap>" of a node; a server without NBD exports none. ctx NULL: quietly. */
+SUSPENDS int remote_snapshot(struct remote *r, const char *top, const char *overlay,
+                             struct err *err);
+/* A read-only export "<vol>@<snap>" of a node; a server without NBD exports none. ctx NULL:
+ * quietly. */
 SUSPENDS void remote_export_snap(struct remote *r, const struct vol_ctx *ctx, const char *node,
                                  const char *vol, const char *snap);
 /* Removes the read-only exports of a node; *ret_nr tells how many. -EBUSY while one has clients. */
 SUSPENDS int remote_unexport(struct remote *r, const char *node, unsigned *ret_nr, struct err *err);
-/* Waits until a job is READY, or PENDING if it was started without auto-finalize (`manual`), or has ended.
- * *ret_ready: it has not ended. */
-SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job, bool manual,
-                             bool *ret_ready, struct err *err);
+/* Waits until a job is READY, or PENDING if it was started without auto-finalize (`manual`), or has
+ * ended. *ret_ready: it has not ended. */
+SUSPENDS int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job,
+                             bool manual, bool *ret_ready, struct err *err);
 /* The first job whose name starts so; NULL: none. The caller frees. */
 SUSPENDS int remote_job_find(struct remote *r, const char *prefix, char **ret, struct err *err);
 /* A job's state, NULL: no such job. The caller frees. */
 SUSPENDS int remote_job_state(struct remote *r, const char *job, char **ret, struct err *err);
 
 /* ---- recover.c ---- */
-/* Finishes or undoes the intents of dead operations. `vmid`, `stem`: of this volume only the long ones;
- * NULL: long merges are left, with a line. */
+/* Finishes or undoes the intents of dead operations. `vmid`, `stem`: of this volume only the long
+ * ones; NULL: long merges are left, with a line. */
 SUSPENDS int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                           const char *vmid, const char *stem, struct err *err);
 
-/* ---- snapshot.c, rollback.c, destroy.c, check.c: their parts of recovery; the intent is claimed ---- */
-SUSPENDS int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
-                              struct intent *intent, struct err *err);
-SUSPENDS int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
-                              struct intent *intent, struct err *err);
-/* commit.c: a snapshot is merged with its child's data, then takes the child's name; all in one directory */
+/* ---- parts of recovery; the intent is claimed ---- */
+SUSPENDS int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool,
+                              const char *images, struct intent *intent, struct err *err);
+SUSPENDS int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool,
+                              const char *images, struct intent *intent, struct err *err);
+/* commit.c: a snapshot is merged with its child's data, then takes the child's name; all in one
+ * directory */
 struct commit_plan {
     const struct vol_ctx *ctx;
     const struct pool *pool;
     char id[24];
-    char *snap, *child, *final, *old; /* paths: the snapshot's file, the child's, the name it gets, the
-                                         child's hidden name while a served disk is switched */
-    char *stem, *name, *child_snap;   /* name: the snapshot's; child_snap NULL: the child is current */
-    bool begun;                       /* the snapshot may have been changed */
-    struct remote *remote;            /* NULL: idle, or not in the server's disk */
+    char *snap, *child, *final, *old; /* paths: the snapshot's file, the child's, the name it gets,
+                                         the child's hidden name while a served disk is switched */
+    char *stem, *name;     /* name: the snapshot's */
+    char *child_snap;      /* NULL: the child is the current element */
+    bool begun;            /* the snapshot may have been changed */
+    struct remote *remote; /* NULL: idle, or not in the server's disk */
 };
 /* Paths from plain names. -ENOMEM. */
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,
                      const char *name, const char *snap_file, const char *child_file,
                      const char *child_snap, const char *final_file);
 void commit_plan_fini(struct commit_plan *cp);
-/* From any state that an earlier run left. long_too false: *ret_left if something long is to be done. */
+/* From any state that an earlier run left. long_too false: *ret_left if something long is to be
+ * done. */
 SUSPENDS int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err);
 
 SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,

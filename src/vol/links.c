@@ -164,8 +164,8 @@ char *cvol_id(const struct catalog *cat, const struct cvol *vol)
     int n;
 
     if (base)
-        n = asprintf(&ret, "%s:%s/%s/%s%s%s.%s", cat->pool->id, base->vmid, base->name, vol->vmid, slash,
-                     vol->stem, vol->format);
+        n = asprintf(&ret, "%s:%s/%s/%s%s%s.%s", cat->pool->id, base->vmid, base->name, vol->vmid,
+                     slash, vol->stem, vol->format);
     else
         n = asprintf(&ret, "%s:%s%s%s.%s", cat->pool->id, vol->vmid, slash, vol->stem, vol->format);
     return n < 0 ? NULL : ret;
@@ -195,8 +195,8 @@ static int check_base(const struct vol_name *name, const struct cvol *vol, struc
     size_t n = strlen(name->base);
     if (strncmp(text, name->base, n) == 0 && (!text[n] || text[n] == '.'))
         return 0;
-    return err_set(err, -ENOENT, "%s:%s/%s is not a linked clone of %s", name->pool, name->vmid, name->name,
-                   name->base);
+    return err_set(err, -ENOENT, "%s:%s/%s is not a linked clone of %s", name->pool, name->vmid,
+                   name->name, name->base);
 }
 
 /* The raw name stays an alias after the first snapshot has made the top a qcow2 image. */
@@ -220,13 +220,13 @@ int catalog_find(const struct catalog *cat, const struct vol_name *name, struct 
     struct cvol *vol = *name->format ? catalog_vol(cat, name->vmid, name->name, name->format) : any;
 
     if (!*name->format && raw && any != raw)
-        return err_set(err, -EINVAL, "%s:%s%s%s exists as .raw and as .qcow2: give the suffix", name->pool,
-                       name->vmid, slash, name->name);
+        return err_set(err, -EINVAL, "%s:%s%s%s exists as .raw and as .qcow2: give the suffix",
+                       name->pool, name->vmid, slash, name->name);
     if (!vol && any && is_alias(any, name->format))
         vol = any;
     if (!vol && any)
-        return err_set(err, -ENOENT, "%s:%s%s%s has the format %s, not %s", name->pool, name->vmid, slash,
-                       name->name, any->format, name->format);
+        return err_set(err, -ENOENT, "%s:%s%s%s has the format %s, not %s", name->pool, name->vmid,
+                       slash, name->name, any->format, name->format);
     if (!vol)
         return err_set(err, -ENOENT, "there is no volume %s:%s%s%s", name->pool, name->vmid, slash,
                        name->name);
@@ -249,12 +249,13 @@ int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, co
         return err_set(err, -ENOMEM, "out of memory");
     vec_for_each(it, &cat->files) {
         if (strcmp((*it)->vmid, vol->vmid) == 0 && strcmp((*it)->stem, stem) == 0)
-            return err_set(err, -EEXIST, "the file of a snapshot '%s' is there already: '%s'", snap, (*it)->path);
+            return err_set(err, -EEXIST, "the file of a snapshot '%s' is there already: '%s'", snap,
+                           (*it)->path);
     }
     struct cvol *other = catalog_read_snap_name(cat, vol->vmid, stem, &other_snap);
     if (other && strcmp(other->stem, vol->stem) != 0)
-        return err_set(err, -EEXIST, "its file would read as snapshot '%s' of the volume '%s'", other_snap,
-                       other->stem);
+        return err_set(err, -EEXIST, "its file would read as snapshot '%s' of the volume '%s'",
+                       other_snap, other->stem);
     return 0;
 }
 
@@ -274,7 +275,8 @@ int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const cha
         if (strncmp(f->stem, "snap-", 5) != 0 || strcmp(f->vmid, vmid) != 0 || n < len + 7)
             continue;
         if (f->stem[n - len - 1] == '-' && strcmp(f->stem + n - len, stem) == 0)
-            return err_set(err, -EEXIST, "'%s' would read as a snapshot of the new volume '%s'", f->path, stem);
+            return err_set(err, -EEXIST, "'%s' would read as a snapshot of the new volume '%s'",
+                           f->path, stem);
     }
     return 0;
 }

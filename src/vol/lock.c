@@ -5,8 +5,8 @@
  *   pool         held for milliseconds: while names are looked at and an intent is written
  *   vol-...      held for a whole operation on a volume
  *
- * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Lock files are removed when
- * released: who gets a lock looks whether the path still is the file it locked.
+ * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Lock files are
+ * removed when released: who gets a lock looks whether the path still is the file it locked.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -95,8 +95,8 @@ int lock_volume(const struct pool *pool, const char *images, const char *vmid, c
         return err_set(err, -ENOMEM, "out of memory");
     rc = takes_locks(pool) ? try_lock(path, &fd) : 0;
     if (rc == -EAGAIN)
-        return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool->id, vmid,
-                       *vmid ? "/" : "", stem);
+        return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool->id,
+                       vmid, *vmid ? "/" : "", stem);
     if (rc < 0)
         return err_errno(err, rc, "lock '%s'", path);
     *ret = (struct flock_file){fd, TAKE_PTR(path)};

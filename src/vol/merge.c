@@ -1,7 +1,7 @@
 /*
- * Merging an image with the one it stands on, in this process, by the same jobs that a server runs. The
- * chain that is opened begins at the merged child, so nothing above it is touched: what the child's own
- * children see is the same at any instant.
+ * Merging an image with the one it stands on, in this process, by the same jobs that a server runs.
+ * The chain that is opened begins at the merged child, so nothing above it is touched: what the
+ * child's own children see is the same at any instant.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "rt/timer.h"
 #include "vol/internal.h"
 
-#define JOB_ID "merge"
+#define JOB_ID  "merge"
 #define POLL_NS (10 * NSEC_PER_MSEC)
 
 struct watch {
@@ -57,11 +57,12 @@ SUSPENDS static int run_job(const struct vol_ctx *ctx, struct jobs *jobs, struct
     }
 }
 
-SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool, struct chain *chain,
-                              bool commit, const char *backing_name, bool *ret_begun, struct err *err)
+SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool,
+                              struct chain *chain, bool commit, const char *backing_name,
+                              bool *ret_begun, struct err *err)
 {
-    struct job_opts opts = {.id = JOB_ID, .auto_finalize = true, .speed = pool->bwlimit,
-                            .backing_name = backing_name};
+    struct job_opts opts = {
+        .id = JOB_ID, .auto_finalize = true, .speed = pool->bwlimit, .backing_name = backing_name};
     struct layer *child = chain_layer(chain, 0), *snap = chain_layer(chain, 1);
     struct layer *below = chain_depth(chain) > 2 ? chain_layer(chain, 2) : NULL;
     struct jobs *jobs;

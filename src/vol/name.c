@@ -66,9 +66,11 @@ int vol_snap_name_check(const char *snap, struct err *err)
     if (strcasecmp(snap, "current") == 0 || strcasecmp(snap, "pending") == 0)
         return err_set(err, -EINVAL, "the snapshot name '%s' is reserved", snap);
     if (!snap_name_ok(snap))
-        return err_set(err, -EINVAL,
-                       "'%.48s' is not a valid snapshot name: a letter, then letters, digits, - and _, "
-                       "at most %u in all", snap, SNAP_NAME_MAX);
+        return err_set(
+            err, -EINVAL,
+            "'%.48s' is not a valid snapshot name: a letter, then letters, digits, - and _, "
+            "at most %u in all",
+            snap, SNAP_NAME_MAX);
     return 0;
 }
 
@@ -109,13 +111,16 @@ static bool is_snapshot_name(const char *stem)
 int stem_check_new(const char *vmid, const char *stem, struct err *err)
 {
     if (stem_is_base(stem) || strncmp(stem, "del-", 4) == 0)
-        return err_set(err, -EINVAL, "a new volume cannot be called '%s': base-* and del-* are reserved", stem);
+        return err_set(err, -EINVAL,
+                       "a new volume cannot be called '%s': base-* and del-* are reserved", stem);
     size_t n = numbered_prefix(stem, "vm-", *vmid ? vmid : NULL);
     if (*vmid && (!n || !stem[n]))
-        return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'", vmid, vmid, stem);
+        return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'",
+                       vmid, vmid, stem);
     if (!*vmid && n)
-        return err_set(err, -EINVAL, "'%s' is the name of a guest's volume: give the guest too, as %.*s/%s",
-                       stem, (int)(n - 4), stem + 3, stem);
+        return err_set(err, -EINVAL,
+                       "'%s' is the name of a guest's volume: give the guest too, as %.*s/%s", stem,
+                       (int)(n - 4), stem + 3, stem);
     return 0;
 }
 
@@ -177,11 +182,15 @@ static int parse_file(const char *text, struct vol_name *ret, struct err *err)
     else
         snprintf(ret->name, sizeof(ret->name), "%s", text);
     if (!stem_ok(ret->name))
-        return err_set(err, -EINVAL,
-                       "'%.64s' is not a valid volume name: letters, digits and _.+- only, not starting with "
-                       "a sign, at most %u", text, STEM_MAX);
+        return err_set(
+            err, -EINVAL,
+            "'%.64s' is not a valid volume name: letters, digits and _.+- only, not starting with "
+            "a sign, at most %u",
+            text, STEM_MAX);
     if (is_snapshot_name(ret->name))
-        return err_set(err, -EINVAL, "'%.64s' names a snapshot's file, not a volume: write VOLUME@SNAPSHOT", text);
+        return err_set(err, -EINVAL,
+                       "'%.64s' names a snapshot's file, not a volume: write VOLUME@SNAPSHOT",
+                       text);
     return 0;
 }
 
@@ -220,7 +229,8 @@ static int parse_path(char *text, struct vol_name *ret, struct err *err)
             part[nr++] = c + 1;
         }
     if (nr == 3)
-        return err_set(err, -EINVAL, "a volume is called [<vmid>/]<name> or <basevmid>/<base>/<vmid>/<name>");
+        return err_set(err, -EINVAL,
+                       "a volume is called [<vmid>/]<name> or <basevmid>/<base>/<vmid>/<name>");
     int rc = nr == 4 ? parse_base(part[0], part[1], ret, err) : 0;
     if (rc == 0 && nr > 1)
         rc = parse_vmid(part[nr - 2], ret, err);

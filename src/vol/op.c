@@ -73,8 +73,9 @@ static int refuse_pending(struct op *op, const struct vol_name *names, unsigned 
     vec_for_each(it, &list.list) {
         for (unsigned i = 0; i < nr && rc == 0; i++)
             if (intent_concerns(*it, names[i].vmid, names[i].name))
-                rc = err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", names[i].pool,
-                             names[i].vmid, *names[i].vmid ? "/" : "", names[i].name);
+                rc =
+                    err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way",
+                            names[i].pool, names[i].vmid, *names[i].vmid ? "/" : "", names[i].name);
     }
     intents_fini(&list);
     return rc;
@@ -126,8 +127,9 @@ int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, str
     if (rc < 0)
         return rc;
     if (vol->broken)
-        return err_set(err, -EUCLEAN, "%s:%s%s%s is broken: %s; see 'varve pool check %s'", name->pool,
-                       name->vmid, *name->vmid ? "/" : "", name->name, vol->broken, name->pool);
+        return err_set(err, -EUCLEAN, "%s:%s%s%s is broken: %s; see 'varve pool check %s'",
+                       name->pool, name->vmid, *name->vmid ? "/" : "", name->name, vol->broken,
+                       name->pool);
     *ret = vol;
     return 0;
 }
@@ -142,8 +144,8 @@ int op_volume_to_change(struct op *op, const struct vol_name *name, const char *
     if (rc < 0)
         return rc;
     if (vol->base)
-        return err_set(err, -EPERM, "%s:%s/%s is a base image: it cannot be %s", name->pool, name->vmid,
-                       name->name, what);
+        return err_set(err, -EPERM, "%s:%s/%s is a base image: it cannot be %s", name->pool,
+                       name->vmid, name->name, what);
     if (vol->current->special)
         return err_set(err, -ENOTSUP, "%s:%s%s%s %s: it cannot be %s", name->pool, name->vmid,
                        *name->vmid ? "/" : "", name->name, vol->current->special, what);
@@ -152,8 +154,9 @@ int op_volume_to_change(struct op *op, const struct vol_name *name, const char *
     if (!kids)
         return err_set(err, -ENOMEM, "out of memory");
     if (nr)
-        return err_set(err, -EBUSY, "%s:%s%s%s cannot be %s: '%s' is based on its current state", name->pool,
-                       name->vmid, *name->vmid ? "/" : "", name->name, what, kids[0]->path);
+        return err_set(err, -EBUSY, "%s:%s%s%s cannot be %s: '%s' is based on its current state",
+                       name->pool, name->vmid, *name->vmid ? "/" : "", name->name, what,
+                       kids[0]->path);
     *ret = vol;
     return 0;
 }

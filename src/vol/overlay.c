@@ -19,7 +19,9 @@ static struct image_create_opts overlay_opts(const struct pool *pool)
     uint64_t cluster = pool->snapshot_cluster_size;
 
     return (struct image_create_opts){.version = 3,
-                                      .cluster_size = cluster ? cluster : extended ? 128 * KIB : 64 * KIB,
+                                      .cluster_size = cluster    ? cluster
+                                                      : extended ? 128 * KIB
+                                                                 : 64 * KIB,
                                       .extended_l2 = extended,
                                       .prealloc = prealloc ? PREALLOC_METADATA : PREALLOC_OFF};
 }
@@ -28,7 +30,8 @@ int overlay_create(const struct pool *pool, const char *path, const char *backin
                    const char *backing_format, uint64_t virtual_len, const struct stat *like,
                    struct err *err)
 {
-    struct blk_file_opts file = {.writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
+    struct blk_file_opts file = {
+        .writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
     struct image_create_opts opts = overlay_opts(pool);
     struct blk *blk;
 

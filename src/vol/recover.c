@@ -45,12 +45,14 @@ static int lock_volumes(const struct recovery *r, const struct intent *in, struc
 
         if (!intent_name(vol, "stem") || strchr(intent_str(vol, "vmid"), '/'))
             return err_set(err, -EUCLEAN, "'%s' is damaged", in->path);
-        rc = lock_volume(r->pool, r->images, intent_str(vol, "vmid"), intent_str(vol, "stem"), &locks[i], err);
+        rc = lock_volume(r->pool, r->images, intent_str(vol, "vmid"), intent_str(vol, "stem"),
+                         &locks[i], err);
     }
     return rc;
 }
 
-SUSPENDS static int dispatch(const struct recovery *r, struct intent *in, bool *ret_left, struct err *err)
+SUSPENDS static int dispatch(const struct recovery *r, struct intent *in, bool *ret_left,
+                             struct err *err)
 {
     const char *op = intent_op(in);
 
@@ -102,8 +104,9 @@ SUSPENDS static int claim_all(const struct pool *pool, const char *images, struc
     return rc;
 }
 
-SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
-                                const char *vmid, const char *stem, bool long_too, struct err *err)
+SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *pool,
+                                const char *images, const char *vmid, const char *stem,
+                                bool long_too, struct err *err)
 {
     struct recovery r = {ctx, pool, images, vmid, stem, false};
     struct intents list = {0};

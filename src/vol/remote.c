@@ -1,6 +1,6 @@
 /*
- * A disk that another process has open: what operations ask of it, in QMP. Nodes are found by the file they
- * have open, never by an assumed name.
+ * A disk that another process has open: what operations ask of it, in QMP. Nodes are found by the
+ * file they have open, never by an assumed name.
  */
 #include <stdio.h>
 #include <string.h>
@@ -26,8 +26,8 @@ SUSPENDS static int try_open(const char *qmp_path, struct qmp_client **ret, stru
     return rc == -ENOENT || rc == -ECONNREFUSED ? 0 : rc;
 }
 
-/* The kernel ends a killed server's sockets a moment after its process: until then they can still be
- * connected to, and the connection breaks. */
+/* The kernel ends a killed server's sockets a moment after its process: until then they can still
+ * be connected to, and the connection breaks. */
 int remote_open_path(const char *qmp_path, struct remote **ret, struct err *err)
 {
     uint64_t deadline = reactor_now() + DYING_SERVER_NS;
@@ -89,7 +89,8 @@ static const char *node_file(const json_t *node)
 {
     const char *file = json_string_value(json_object_get(node, "file"));
 
-    return file ? file : json_string_value(json_object_get(json_object_get(node, "image"), "filename"));
+    return file ? file
+                : json_string_value(json_object_get(json_object_get(node, "image"), "filename"));
 }
 
 /* QEMU lists the protocol node "file" below a format node under the same file name. */
@@ -108,8 +109,8 @@ static bool has_file(const json_t *node, const char *path, bool by_inode)
            (by_inode ? store_same_file(file, path) : strcmp(file, path) == 0);
 }
 
-SUSPENDS static int find_node(struct remote *r, const char *path, const char *except, unsigned passes,
-                              char **ret, struct err *err)
+SUSPENDS static int find_node(struct remote *r, const char *path, const char *except,
+                              unsigned passes, char **ret, struct err *err)
 {
     json_t *nodes = NULL, *node;
     const char *found = NULL;
@@ -161,7 +162,9 @@ int remote_node_state(struct remote *r, const char *node_name, bool *ret_there, 
 
     *ret_there = *ret_linked = false;
     json_array_foreach(nodes, i, node)
+    {
         tells |= json_object_get(node, "x-varve-depth") != NULL;
+    }
     json_array_foreach(nodes, i, node)
     {
         if (strcmp(intent_str(node, "node-name"), node_name) != 0)
@@ -188,14 +191,15 @@ int remote_top(struct remote *r, char **ret, struct err *err)
             *ret = strdup(intent_str(node, "node-name"));
     }
     json_decref(nodes);
-    return rc < 0 || *ret ? rc : err_set(err, -ENOENT, "the server does not say which node is its disk");
+    return rc < 0 || *ret ? rc
+                          : err_set(err, -ENOENT, "the server does not say which node is its disk");
 }
 
 int remote_add_node(struct remote *r, const char *node, const char *path, bool backing_chain,
                     struct err *err)
 {
-    json_t *args = json_pack("{s:s, s:s, s:{s:s, s:s}}", "driver", "qcow2", "node-name", node, "file",
-                             "driver", "file", "filename", path);
+    json_t *args = json_pack("{s:s, s:s, s:{s:s, s:s}}", "driver", "qcow2", "node-name", node,
+                             "file", "driver", "file", "filename", path);
 
     if (args && !backing_chain)
         json_object_set_new(args, "backing", json_null());
@@ -209,20 +213,20 @@ void remote_del_node(struct remote *r, const char *node)
 
 int remote_rename(struct remote *r, const char *node, const char *path, struct err *err)
 {
-    return remote_command(r, "x-varve-rename", json_pack("{s:s, s:s}", "node-name", node, "filename", path),
-                          NULL, err);
+    return remote_command(r, "x-varve-rename",
+                          json_pack("{s:s, s:s}", "node-name", node, "filename", path), NULL, err);
 }
 
 int remote_rollback(struct remote *r, const char *node, bool force, struct err *err)
 {
-    return remote_command(r, "x-varve-rollback", json_pack("{s:s, s:b}", "node-name", node, "force", force),
-                          NULL, err);
+    return remote_command(r, "x-varve-rollback",
+                          json_pack("{s:s, s:b}", "node-name", node, "force", force), NULL, err);
 }
 
 int remote_snapshot(struct remote *r, const char *top, const char *overlay, struct err *err)
 {
-    return remote_command(r, "blockdev-snapshot", json_pack("{s:s, s:s}", "node", top, "overlay", overlay),
-                          NULL, err);
+    return remote_command(r, "blockdev-snapshot",
+                          json_pack("{s:s, s:s}", "node", top, "overlay", overlay), NULL, err);
 }
 
 /* ---- exports of snapshots ---- */
@@ -236,8 +240,8 @@ void remote_export_snap(struct remote *r, const struct vol_ctx *ctx, const char 
     if (asprintf(&name, "%s@%s", vol, snap) < 0)
         return;
     int rc = remote_command(r, "block-export-add",
-                            json_pack("{s:s, s:s, s:s, s:s, s:b}", "type", "nbd", "id", name, "node-name", node,
-                                      "name", name, "writable", 0),
+                            json_pack("{s:s, s:s, s:s, s:s, s:b}", "type", "nbd", "id", name,
+                                      "node-name", node, "name", name, "writable", 0),
                             NULL, &err);
     if (rc < 0 && ctx)
         op_say(ctx, "the snapshot is not exported as '%s': %s", name, err_text(&err));
@@ -247,7 +251,8 @@ static bool is_export_of(const json_t *export, const char *node)
 {
     const char *name = json_string_value(json_object_get(export, "node-name"));
 
-    return name && strcmp(name, node) == 0 && !json_is_true(json_object_get(export, "x-varve-writable"));
+    return name && strcmp(name, node) == 0 &&
+           !json_is_true(json_object_get(export, "x-varve-writable"));
 }
 
 int remote_unexport(struct remote *r, const char *node, unsigned *ret_nr, struct err *err)
@@ -346,7 +351,8 @@ int remote_job_wait(struct remote *r, const struct vol_ctx *ctx, const char *job
         bool over = strcmp(state, "concluded") == 0;
         bool ready = strcmp(state, "ready") == 0 || (manual && strcmp(state, "pending") == 0);
         if (ctx->progress)
-            ctx->progress(ctx->ctx, (uint64_t)json_integer_value(json_object_get(found, "current-progress")),
+            ctx->progress(ctx->ctx,
+                          (uint64_t)json_integer_value(json_object_get(found, "current-progress")),
                           (uint64_t)json_integer_value(json_object_get(found, "total-progress")));
         if (over)
             rc = conclude(r, job, found, err);

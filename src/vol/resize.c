@@ -1,11 +1,13 @@
-/* Growing a volume: one change of the top image's header (or of a raw file's length), so no intent. */
+/* Growing a volume: one change of the top image's header (or of a raw file's length), so no intent.
+ */
 #include <string.h>
 #include "base/bits.h"
 #include "base/check.h"
 #include "chain/chain.h"
 #include "vol/internal.h"
 
-static int new_len(const struct cvol *vol, uint64_t len, bool relative, uint64_t *ret, struct err *err)
+static int new_len(const struct cvol *vol, uint64_t len, bool relative, uint64_t *ret,
+                   struct err *err)
 {
     uint64_t now = vol->current->virtual_len;
 
@@ -38,18 +40,21 @@ SUSPENDS static int resize_idle(const struct cvol *vol, uint64_t len, struct err
     return rc < 0 ? rc : close_rc;
 }
 
-SUSPENDS static int resize_served(struct remote *r, const struct cvol *vol, uint64_t len, struct err *err)
+SUSPENDS static int resize_served(struct remote *r, const struct cvol *vol, uint64_t len,
+                                  struct err *err)
 {
     _cleanup_(freep) char *node = NULL;
     int rc = remote_node(r, vol->current->path, NULL, &node, err);
 
     if (rc == 0 && !node)
-        rc = err_set(err, -ENOENT, "the volume's server does not have '%s' open", vol->current->path);
+        rc = err_set(err, -ENOENT, "the volume's server does not have '%s' open",
+                     vol->current->path);
     if (rc < 0)
         return rc;
     crash_point("resize-begin");
-    rc = remote_command(r, "block_resize", json_pack("{s:s, s:I}", "node-name", node, "size", (json_int_t)len),
-                        NULL, err);
+    rc = remote_command(r, "block_resize",
+                        json_pack("{s:s, s:I}", "node-name", node, "size", (json_int_t)len), NULL,
+                        err);
     crash_point("resize-done");
     return rc;
 }

@@ -1,22 +1,25 @@
 /*
- * Rolling a volume back to one of its snapshots: a new overlay on the snapshot takes the volume's name.
+ * Rolling a volume back to one of its snapshots: a new overlay on the snapshot takes the volume's
+ * name.
  *
  *   idle                                              a kill after it leaves         recovery
  *   1 intent                                          nothing done                   undo
  *   2 overlay on the snapshot, hidden name "-new",    a file too many                undo
  *     durable, then renamed to "-0": complete
  *   3 (--keep) link current as snapshot T             two names of one image         undo
- *   4 rename overlay over current                     rolled back                    nothing left to do
+ *   4 rename overlay over current                     rolled back                    nothing left
+ * to do
  *
  *   served: 1 to 3 as above, then
  *   4 blockdev-add, with what is below it             an unused node                 undo
  *   5 x-varve-rollback                                the server is on the overlay   finish
- *   6 rename overlay over current                     rolled back                    nothing left to do
+ *   6 rename overlay over current                     rolled back                    nothing left
+ * to do
  *
- * Between 5 and 6 the guest writes to the overlay under its hidden name. If server and manager both die
- * there, the overlay tells: with anything written to it the rollback is finished, empty it is undone
- * (no caller was told of it, nothing is lost either way). The order 6 before 5 would take the name away
- * from the old image while the guest goes on writing to that.
+ * Between 5 and 6 the guest writes to the overlay under its hidden name. If server and manager both
+ * die there, the overlay tells: with anything written to it the rollback is finished, empty it is
+ * undone (no caller was told of it, nothing is lost either way). The order 6 before 5 would take
+ * the name away from the old image while the guest goes on writing to that.
  */
 #include <stdio.h>
 #include <string.h>
@@ -58,7 +61,8 @@ static int fill_paths(struct rollback *rb, const char *dir, const char *stem, co
         rb->fresh = NULL;
     if (asprintf(&rb->tmp, "%s/" OWN_PREFIX "%s-0", dir, id) < 0)
         rb->tmp = NULL;
-    return rb->dir && rb->cur && rb->fresh && rb->tmp && (rb->kept || !kept || !*kept) ? 0 : -ENOMEM;
+    return rb->dir && rb->cur && rb->fresh && rb->tmp && (rb->kept || !kept || !*kept) ? 0
+                                                                                       : -ENOMEM;
 }
 
 /* A volume that has lost its current image may be rolled back: that is how its owner chooses. */
@@ -91,7 +95,8 @@ static int find_snapshot(struct rollback *rb, const struct vol_name *name, struc
     return 0;
 }
 
-SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const char *keep, struct err *err)
+SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const char *keep,
+                         struct err *err)
 {
     _cleanup_(freep) char *kept = keep ? snap_file(keep, name->name, "qcow2") : NULL;
     int rc = find_volume(rb, name, err);
@@ -116,7 +121,8 @@ SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const
 static int write_intent(const struct rollback *rb, struct err *err)
 {
     const char *kept = rb->kept ? strrchr(rb->kept, '/') + 1 : "";
-    json_t *vol = json_pack("{s:s, s:s, s:s}", "vmid", rb->vol->vmid, "stem", rb->vol->stem, "kept", kept);
+    json_t *vol =
+        json_pack("{s:s, s:s, s:s}", "vmid", rb->vol->vmid, "stem", rb->vol->stem, "kept", kept);
 
     return op_intent(rb->op, "rollback", json_pack("{s:[o]}", "vols", vol), err);
 }
@@ -128,7 +134,8 @@ SUSPENDS static int prepare(struct rollback *rb, struct err *err)
 
     if (!backing)
         return err_set(err, -ENOMEM, "out of memory");
-    int rc = overlay_create(rb->op->pool, rb->fresh, backing, rb->to->format, rb->to->virtual_len, like, err);
+    int rc = overlay_create(rb->op->pool, rb->fresh, backing, rb->to->format, rb->to->virtual_len,
+                            like, err);
     if (rc == 0)
         rc = store_rename(rb->fresh, rb->tmp, err);
     crash_point("rollback-prepared");
@@ -184,7 +191,8 @@ SUSPENDS static void export_line(struct rollback *rb)
 SUSPENDS static int give_up(struct rollback *rb, int rc, struct err *err)
 {
     if (rc == -EPIPE && rb->remote)
-        return err_prefix(err, rc, "the server died during the rollback; the next operation settles it");
+        return err_prefix(err, rc,
+                          "the server died during the rollback; the next operation settles it");
     undo(rb, NULL);
     op_done(rb->op, NULL);
     return rc;
@@ -213,8 +221,8 @@ SUSPENDS static int run(struct rollback *rb, bool force, struct err *err)
     return rc;
 }
 
-int vol_rollback(const struct vol_ctx *ctx, const struct vol_name *name, const char *keep, bool force,
-                 struct err *err)
+int vol_rollback(const struct vol_ctx *ctx, const struct vol_name *name, const char *keep,
+                 bool force, struct err *err)
 {
     struct op op;
     struct rollback rb = {.op = &op};
@@ -228,8 +236,8 @@ int vol_rollback(const struct vol_ctx *ctx, const struct vol_name *name, const c
     else if (rc == 0)
         rc = run(&rb, force, err);
     if (rc == 0 && !ctx->dry_run)
-        op_say(ctx, "%s rolled back to %s%s%s", name->name, name->snap, keep ? ", its state kept as " : "",
-               keep ? keep : "");
+        op_say(ctx, "%s rolled back to %s%s%s", name->name, name->snap,
+               keep ? ", its state kept as " : "", keep ? keep : "");
     rollback_fini(&rb);
     op_end(&op);
     return rc;
@@ -296,8 +304,9 @@ int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool, const c
     snprintf(name.vmid, sizeof(name.vmid), "%s", intent_str(vol, "vmid"));
     snprintf(name.name, sizeof(name.name), "%.255s", stem);
     qmp = vol_qmp_path(&name);
-    int rc = !qmp || fill_paths(&rb, dir, stem, kept, intent->id) < 0 ? err_set(err, -ENOMEM, "out of memory")
-                                                                       : 0;
+    int rc = !qmp || fill_paths(&rb, dir, stem, kept, intent->id) < 0
+                 ? err_set(err, -ENOMEM, "out of memory")
+                 : 0;
     if (rc == 0)
         rc = remote_open_path(qmp, &rb.remote, err);
     if (rc == 0)

@@ -2,8 +2,8 @@
  * The runtime directory: one control socket a served volume, <runtime>/<pool>/<volume>.qmp.
  *
  * The volume's name stands without its suffix: a raw volume keeps its socket when its first
- * snapshot makes the top a qcow2 image. '/' is written as %2f; no name holds a '%'. A path that would
- * not fit into a socket address ends in a hash of the name instead.
+ * snapshot makes the top a qcow2 image. '/' is written as %2f; no name holds a '%'. A path that
+ * would not fit into a socket address ends in a hash of the name instead.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -91,7 +91,8 @@ bool socket_is_served(const char *path)
         return false;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     /* EAGAIN: somebody listens whose queue is full */
-    bool served = fd >= 0 && (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 || errno == EAGAIN);
+    bool served =
+        fd >= 0 && (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 || errno == EAGAIN);
     if (fd >= 0)
         close(fd);
     if (dir_fd >= 0)

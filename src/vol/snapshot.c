@@ -12,8 +12,9 @@
  *   8 intent removed
  *
  * Between 5 and 6 the server still writes to the old image while the current name is the empty
- * overlay on top of it: a server that is killed and started there by name reads everything. The other
- * order would leave the guest's newest writes in a file under a hidden name.
+ * overlay on top of it: a server that is killed and started there by name reads everything. The
+ * other order would leave the guest's newest writes in a file under a hidden name.
+ *
  * Several volumes: 1-4 for all, then 5 for all, then 6 for all at once; as soon as one of them has
  * passed 5, recovery finishes all. Once the servers are pivoting, one that fails keeps its volume
  * without the snapshot while the others have it; the error says so.
@@ -30,7 +31,8 @@ struct snap_vol {
     const struct vol_name *name;
     struct cvol *vol;
     struct stat like; /* of the image that becomes the snapshot */
-    char *cur, *tmp, *snap, *top; /* paths: current before, overlay in the making, snapshot, current after */
+    char *cur, *tmp;  /* paths: current before, overlay in the making */
+    char *snap, *top; /* paths: snapshot, current after */
     char node[32];
     char *top_node;
     struct remote *remote; /* NULL: idle */
@@ -69,8 +71,8 @@ static int fill_paths(struct snap_vol *sv, const char *dir, const char *cur, con
     return sv->cur && sv->snap && sv->top && sv->tmp ? 0 : -ENOMEM;
 }
 
-SUSPENDS static int plan(struct op *op, const struct vol_name *name, unsigned i, struct snap_vol *sv,
-                         struct err *err)
+SUSPENDS static int plan(struct op *op, const struct vol_name *name, unsigned i,
+                         struct snap_vol *sv, struct err *err)
 {
     int rc = vol_snap_name_check(name->snap, err);
 
@@ -107,9 +109,9 @@ static int write_intent(struct op *op, const struct snap_vol *svs, unsigned nr, 
         const struct cvol *v = svs[i].vol;
         _cleanup_(freep) char *snap = snap_file(svs[i].name->snap, v->stem, v->current->format);
 
-        json_array_append_new(vols, json_pack("{s:s, s:s, s:s, s:s, s:s}", "vmid", v->vmid, "stem", v->stem,
-                                              "cur", v->current->name, "snap_file", snap ? snap : "", "snap",
-                                              svs[i].name->snap));
+        json_array_append_new(vols, json_pack("{s:s, s:s, s:s, s:s, s:s}", "vmid", v->vmid, "stem",
+                                              v->stem, "cur", v->current->name, "snap_file",
+                                              snap ? snap : "", "snap", svs[i].name->snap));
     }
     return op_intent(op, "snapshot", json_pack("{s:o}", "vols", vols), err);
 }
@@ -123,7 +125,8 @@ SUSPENDS static int prepare(struct snap_vol *sv, struct err *err)
 
     if (!backing)
         return err_set(err, -ENOMEM, "out of memory");
-    int rc = overlay_create(sv->op->pool, sv->tmp, backing, cur->format, cur->virtual_len, &sv->like, err);
+    int rc = overlay_create(sv->op->pool, sv->tmp, backing, cur->format, cur->virtual_len,
+                            &sv->like, err);
     if (rc == 0)
         rc = store_link(sv->cur, sv->snap, err);
     crash_point("snapshot-linked");
@@ -135,8 +138,8 @@ SUSPENDS static int prepare(struct snap_vol *sv, struct err *err)
     return rc;
 }
 
-/* Step 5. Asked right before: a server that was started anew meanwhile has the old image open, under a name that
- * would no longer be its. */
+/* Step 5. Asked right before: a server that was started anew meanwhile has the old image open,
+ * under a name that would no longer be its. */
 SUSPENDS static int switch_names(struct snap_vol *sv, struct err *err)
 {
     bool there = true, linked;
@@ -154,7 +157,8 @@ SUSPENDS static int switch_names(struct snap_vol *sv, struct err *err)
         rc = remote_rename(sv->remote, sv->top_node, sv->snap, err);
     if (rc != -EPIPE || !sv->switched)
         return rc;
-    /* The server has died: one that was started since has the overlay open. There is no way back. */
+    /* The server has died: one that was started since has the overlay open. There is no way back.
+     */
     sv->pivoted = true;
     return 0;
 }
@@ -224,10 +228,12 @@ static void report(struct snap_vol *sv) SUSPENDS_UNCHECKED
 
     if (sv->remote)
         remote_export_snap(sv->remote, ctx, sv->top_node, sv->vol->stem, sv->name->snap);
-    op_say(ctx, "snapshot %s@%s taken%s", sv->vol->stem, sv->name->snap, sv->remote ? " (served)" : "");
+    op_say(ctx, "snapshot %s@%s taken%s", sv->vol->stem, sv->name->snap,
+           sv->remote ? " (served)" : "");
     if (is_raw(sv))
-        op_say(ctx, "the volume is now '%s'; other configurations that name '%s' have to be changed", sv->top,
-               sv->cur);
+        op_say(ctx,
+               "the volume is now '%s'; other configurations that name '%s' have to be changed",
+               sv->top, sv->cur);
 }
 
 SUSPENDS static int run(struct op *op, struct snap_vol *svs, unsigned nr, struct err *err)
@@ -265,11 +271,14 @@ static int check_names(const struct vol_name *names, unsigned nr, struct err *er
 {
     for (unsigned i = 0; i < nr; i++) {
         if (strcmp(names[i].pool, names[0].pool) != 0)
-            return err_set(err, -EINVAL, "volumes that are snapshotted together must lie in one storage");
+            return err_set(err, -EINVAL,
+                           "volumes that are snapshotted together must lie in one storage");
         if (strcmp(names[i].snap, names[0].snap) != 0)
-            return err_set(err, -EINVAL, "volumes that are snapshotted together get one snapshot name");
+            return err_set(err, -EINVAL,
+                           "volumes that are snapshotted together get one snapshot name");
         for (unsigned j = 0; j < i; j++)
-            if (strcmp(names[i].vmid, names[j].vmid) == 0 && strcmp(names[i].name, names[j].name) == 0)
+            if (strcmp(names[i].vmid, names[j].vmid) == 0 &&
+                strcmp(names[i].name, names[j].name) == 0)
                 return err_set(err, -EINVAL, "the volume '%s' is given twice", names[i].name);
     }
     return nr ? 0 : err_set(err, -EINVAL, "no volume is given");
@@ -330,8 +339,8 @@ SUSPENDS static int find_server(const struct pool *pool, const json_t *vol, stru
     return path ? remote_open_path(path, &sv->remote, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
-/* A server that was not restarted meanwhile knows the overlay's node and may still write to the old image; one
- * that was has opened the overlay by its name. */
+/* A server that was not restarted meanwhile knows the overlay's node and may still write to the old
+ * image; one that was has opened the overlay by its name. */
 SUSPENDS static int pivot_again(struct snap_vol *sv, struct err *err)
 {
     bool there, linked;
@@ -343,7 +352,8 @@ SUSPENDS static int pivot_again(struct snap_vol *sv, struct err *err)
     if (rc == 0 && !sv->top_node)
         rc = remote_node(sv->remote, sv->cur, sv->node, &sv->top_node, err);
     if (rc == 0 && !sv->top_node)
-        rc = err_set(err, -ENOENT, "the server of '%s' has neither the old nor the new image open", sv->top);
+        rc = err_set(err, -ENOENT, "the server of '%s' has neither the old nor the new image open",
+                     sv->top);
     if (rc == 0)
         rc = remote_rename(sv->remote, sv->node, sv->top, err);
     if (rc == 0)

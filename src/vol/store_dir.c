@@ -107,7 +107,8 @@ static int check_mount_point(const struct pool *pool, struct err *err)
     if (stat(pool->mountpoint, &st) < 0 || stat(above, &up) < 0)
         return err_errno(err, -errno, "storage '%s': mount point '%s'", pool->id, pool->mountpoint);
     if (st.st_dev == up.st_dev && st.st_ino != up.st_ino)
-        return err_set(err, -ENODEV, "storage '%s': nothing is mounted on '%s'", pool->id, pool->mountpoint);
+        return err_set(err, -ENODEV, "storage '%s': nothing is mounted on '%s'", pool->id,
+                       pool->mountpoint);
     return 0;
 }
 
@@ -121,7 +122,8 @@ int store_open(const struct pool *pool, char **ret_images, struct err *err)
     if (stat(pool->path, &st) < 0)
         return err_errno(err, -errno, "storage '%s': path '%s'", pool->id, pool->path);
     if (!S_ISDIR(st.st_mode))
-        return err_set(err, -ENOTDIR, "storage '%s': '%s' is not a directory", pool->id, pool->path);
+        return err_set(err, -ENOTDIR, "storage '%s': '%s' is not a directory", pool->id,
+                       pool->path);
     _cleanup_(freep) char *normal = path_normal(pool->path);
     *ret_images = normal ? path_join(normal, "images") : NULL;
     return *ret_images ? 0 : err_set(err, -ENOMEM, "out of memory");

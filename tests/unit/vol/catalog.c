@@ -1,4 +1,5 @@
-/* The catalog against files made by qemu-img: volumes, snapshots, parents, clones, strays, broken chains. */
+/* The catalog against files made by qemu-img: volumes, snapshots, parents, clones, strays, broken
+ * chains. */
 #include <time.h>
 #include <unistd.h>
 #include "test.h"
@@ -72,10 +73,12 @@ TEST(clones_and_bases)
 
     make_pool();
     mk("base-100-disk-0.qcow2 1M");
-    test_sh("cd %s/images/101 && qemu-img create -q -f qcow2 -b ../100/base-100-disk-0.qcow2 -F qcow2 vm-101-disk-0.qcow2",
+    test_sh("cd %s/images/101 && qemu-img create -q -f qcow2 -b ../100/base-100-disk-0.qcow2 -F "
+            "qcow2 vm-101-disk-0.qcow2",
             pool.path);
     struct catalog *cat = scan();
-    struct cvol *v = find(cat, "p:101/vm-101-disk-0"), *b = find(cat, "p:100/base-100-disk-0.qcow2");
+    struct cvol *v = find(cat, "p:101/vm-101-disk-0"),
+                *b = find(cat, "p:100/base-100-disk-0.qcow2");
     char *id = cvol_id(cat, v);
 
     CHECK(b->base && !v->base && v->current->parent == b->current);
@@ -139,7 +142,8 @@ TEST(the_raw_name_is_an_alias)
     CHECK(!v->broken && find(cat, "p:100/" V ".raw") == v);
     CHECK_STR(cvol_snap(v, "s1")->format, "raw");
     catalog_free(cat);
-    test_sh("cd %s/images/100 && rm snap* && qemu-img create -q -f qcow2 " V ".qcow2 1M", pool.path);
+    test_sh("cd %s/images/100 && rm snap* && qemu-img create -q -f qcow2 " V ".qcow2 1M",
+            pool.path);
     cat = scan();
     CHECK_EQ(vol_parse("p:100/" V ".raw", &name, &err), 0);
     CHECK_EQ(catalog_find(cat, &name, &vol, &err), -ENOENT);
@@ -175,11 +179,14 @@ TEST(broken_volumes)
         {"true", "missing"},
         {": >" V ".qcow2", "empty"},
         {"truncate -s 4k " V ".qcow2", "not a qcow2"},
-        {"qemu-img create -q -f qcow2 -b snap-s1-" V ".qcow2 -F qcow2 " V ".qcow2; truncate -s 70000 " V ".qcow2", "tables"},
+        {"qemu-img create -q -f qcow2 -b snap-s1-" V ".qcow2 -F qcow2 " V
+         ".qcow2; truncate -s 70000 " V ".qcow2",
+         "tables"},
         {"qemu-img create -q -f qcow2 -u -b gone.qcow2 -F qcow2 " V ".qcow2 4M", "gone.qcow2"},
         {"qemu-img create -q -f qcow2 -u -b nbd://h/x -F raw " V ".qcow2 4M", "protocol"},
         {"qemu-img create -q -f qcow2 -u -b " V ".qcow2 -F qcow2 x.qcow2 4M; "
-         "qemu-img create -q -f qcow2 -u -b x.qcow2 -F qcow2 " V ".qcow2 4M", "loop"},
+         "qemu-img create -q -f qcow2 -u -b x.qcow2 -F qcow2 " V ".qcow2 4M",
+         "loop"},
         {"qemu-img create -q -f qcow2 -b snap-s1-" V ".qcow2 -F qcow2 " V ".qcow2", ""},
     };
 
@@ -196,7 +203,8 @@ TEST(strays_are_told_and_own_files_are_not)
 {
     make_pool();
     mk(V ".qcow2 1M");
-    test_sh("cd %s/images/100 && : >old.tmp && : >.varve-1-0 && ln -s /etc/passwd l.raw && : >snap-x-foo.qcow2 && "
+    test_sh("cd %s/images/100 && : >old.tmp && : >.varve-1-0 && ln -s /etc/passwd l.raw && : "
+            ">snap-x-foo.qcow2 && "
             ": >../vm-100-disk-9.raw && mkdir ../.varve sub",
             pool.path);
     struct catalog *cat = scan();
@@ -213,13 +221,16 @@ TEST(a_listing_reads_headers_only)
 
     make_pool();
     mk("vm-100-disk-0.qcow2 1M");
-    test_sh("cd %s/images/100 && for i in $(seq 1 199); do cp vm-100-disk-0.qcow2 vm-100-disk-$i.qcow2; done", pool.path);
+    test_sh("cd %s/images/100 && for i in $(seq 1 199); do cp vm-100-disk-0.qcow2 "
+            "vm-100-disk-$i.qcow2; done",
+            pool.path);
     catalog_free(scan());
     clock_gettime(CLOCK_MONOTONIC, &a);
     struct catalog *cat = scan();
     clock_gettime(CLOCK_MONOTONIC, &b);
     CHECK_EQ(cat->vols.len, 200);
-    printf("200 images: %.1f ms\n", (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6);
+    printf("200 images: %.1f ms\n",
+           (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6);
     catalog_free(cat);
 }
 

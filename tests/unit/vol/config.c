@@ -45,9 +45,10 @@ static void check_bad(const char *text, unsigned line, const char *part)
 
 TEST(sections_and_keys)
 {
-    struct config *cfg = load("# pools\n\ndir: local2\n        path /p/x\n        content snippets,images,rootdir\n"
-                              "        snapext 1\n\nlvmqcow2:test\n\tvgname test\n\tcontent images\n\n"
-                              "nfs: n\n\tserver s\n\texport /e\n\nDIR:  up \n\tpath   /p   \n\tdisable\n");
+    struct config *cfg =
+        load("# pools\n\ndir: local2\n        path /p/x\n        content snippets,images,rootdir\n"
+             "        snapext 1\n\nlvmqcow2:test\n\tvgname test\n\tcontent images\n\n"
+             "nfs: n\n\tserver s\n\texport /e\n\nDIR:  up \n\tpath   /p   \n\tdisable\n");
     const struct pool *pool;
     struct err err = {0};
 
@@ -71,9 +72,10 @@ TEST(sections_and_keys)
 
 TEST(own_keys)
 {
-    struct config *cfg = load("dir: a\n\tpath /p\n\tcluster-size 128k\n\tsnapshot-cluster-size 1M\n\textended-l2 0\n"
-                              "\tcache-size 64M\n\tpreallocation falloc\n\tlock none\n\tbwlimit move=1,default=1024\n"
-                              "\tsnapshot-as-volume-chain\n\tis_mountpoint yes\n");
+    struct config *cfg = load(
+        "dir: a\n\tpath /p\n\tcluster-size 128k\n\tsnapshot-cluster-size 1M\n\textended-l2 0\n"
+        "\tcache-size 64M\n\tpreallocation falloc\n\tlock none\n\tbwlimit move=1,default=1024\n"
+        "\tsnapshot-as-volume-chain\n\tis_mountpoint yes\n");
     const struct pool *p = &cfg->pools[0];
 
     CHECK_EQ(cfg->nb_errors + cfg->nb_warnings, 0);
@@ -172,7 +174,8 @@ TEST(bytes_that_do_not_belong)
 
 TEST(every_prefix_of_a_file_is_read)
 {
-    static const char text[] = "dir: a\n\tpath /p\n\tcontent images\n\nlvm: b\n\tvgname v\n\n# end\n";
+    static const char text[] =
+        "dir: a\n\tpath /p\n\tcontent images\n\nlvm: b\n\tvgname v\n\n# end\n";
 
     for (size_t len = 0; len < sizeof(text); len++) {
         struct config *cfg;

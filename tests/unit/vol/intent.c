@@ -21,7 +21,9 @@ TEST(an_intent_is_there_until_its_end)
     struct intent *in;
     struct err err = {0};
 
-    CHECK_EQ(intent_begin(dir, "0123456789abcdef", "snapshot", json_pack("{s:s}", "vmid", "100"), &in, &err), 0);
+    CHECK_EQ(intent_begin(dir, "0123456789abcdef", "snapshot", json_pack("{s:s}", "vmid", "100"),
+                          &in, &err),
+             0);
     CHECK_EQ(intents_load(dir, false, &list, &err), 0);
     CHECK_EQ(list.list.len, 1);
     CHECK_STR(intent_op(list.list.data[0]), "snapshot");
@@ -88,7 +90,8 @@ TEST(damaged_intents_are_errors)
 
 TEST(names_in_intents_stay_in_the_pool)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "a", "x.qcow2", "b", "../x", "c", "..", "vmid", "../etc");
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:s}", "a", "x.qcow2", "b", "../x", "c", "..", "vmid", "../etc");
 
     CHECK_STR(intent_name(o, "a"), "x.qcow2");
     CHECK(!intent_name(o, "b") && !intent_name(o, "c") && !intent_name(o, "none"));

@@ -25,18 +25,48 @@ TEST(ids_of_volumes)
     check_parse("p:100/vm-100-disk-0.raw@s1", "p", "100", "vm-100-disk-0", "raw", "s1", "");
     check_parse("local-2.x:data", "local-2.x", "", "data", "", "", "");
     check_parse("p:data.disk@a-b_c", "p", "", "data.disk", "", "a-b_c", "");
-    check_parse("p:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2@s", "p", "101", "vm-101-disk-0", "qcow2", "s",
-                "100/base-100-disk-0.qcow2");
+    check_parse("p:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2@s", "p", "101",
+                "vm-101-disk-0", "qcow2", "s", "100/base-100-disk-0.qcow2");
 }
 
 TEST(ids_that_are_refused)
 {
     static const char *const bad[] = {
-        "", ":", "p:", ":x", "p", "p:/x", "p:100/", "p:99/vm-99-disk-0", "p:0100/vm-0100-x", "p:a/vm-100-x",
-        "p:100/../x", "p:../../../etc/x.qcow2", "p:100/vm-100-a;id.qcow2", "p:100/vm-100-$(id).qcow2", "p:-rf.qcow2",
-        "p:100/-rf.qcow2", "p:100/.qcow2", "p:.hidden", "p:a b", "p:a@", "p:a@b c", "p:a@@b", "p:a@current",
-        "p:a@1st", "p:100/snap-a-vm-100-disk-0.qcow2", "p:snap_x", "p:100/vm-100-disk-0.vmdk", "p:\xc3\xbc",
-        "p:1/2/3", "p:100/vm-100-x/101/vm-101-x", "p:1/2/3/4/5", "1p:x", "p/q:x", "p:a\nb", "p:a%b",
+        "",
+        ":",
+        "p:",
+        ":x",
+        "p",
+        "p:/x",
+        "p:100/",
+        "p:99/vm-99-disk-0",
+        "p:0100/vm-0100-x",
+        "p:a/vm-100-x",
+        "p:100/../x",
+        "p:../../../etc/x.qcow2",
+        "p:100/vm-100-a;id.qcow2",
+        "p:100/vm-100-$(id).qcow2",
+        "p:-rf.qcow2",
+        "p:100/-rf.qcow2",
+        "p:100/.qcow2",
+        "p:.hidden",
+        "p:a b",
+        "p:a@",
+        "p:a@b c",
+        "p:a@@b",
+        "p:a@current",
+        "p:a@1st",
+        "p:100/snap-a-vm-100-disk-0.qcow2",
+        "p:snap_x",
+        "p:100/vm-100-disk-0.vmdk",
+        "p:\xc3\xbc",
+        "p:1/2/3",
+        "p:100/vm-100-x/101/vm-101-x",
+        "p:1/2/3/4/5",
+        "1p:x",
+        "p/q:x",
+        "p:a\nb",
+        "p:a%b",
     };
     char text[300];
     struct vol_name n;
@@ -59,9 +89,12 @@ TEST(ids_that_are_refused)
 
 TEST(names_of_snapshots)
 {
-    static const char *const good[] = {"a", "S1", "a_b", "a-b", "before-upgrade", "x234567890123456789012345678901234567890"};
-    static const char *const bad[] = {"", ".", "..", "a/b", "a b", "-n", "_n", "1st", "\xc3\xbc", "a%n", "current", "Current",
-                                      "pending", "a.b", "x2345678901234567890123456789012345678901"};
+    static const char *const good[] = {
+        "a", "S1", "a_b", "a-b", "before-upgrade", "x234567890123456789012345678901234567890"};
+    static const char *const bad[] = {
+        "",        ".",       "..",      "a/b",      "a b",
+        "-n",      "_n",      "1st",     "\xc3\xbc", "a%n",
+        "current", "Current", "pending", "a.b",      "x2345678901234567890123456789012345678901"};
 
     for (unsigned i = 0; i < ARRAY_SIZE(good); i++)
         CHECK_EQ(vol_snap_name_check(good[i], NULL), 0);
