@@ -186,8 +186,13 @@ static int copy_reftable(struct image *img, struct batch *b, uint32_t **ret_list
     if (rc < 0 || nr == 0)
         return rc;
     sort_items(img->reftable_dirty.data, nr, sizeof(uint32_t), by_index);
+    uint64_t none = 0,
+             *making = img->reftable_making ? &img->reftable[img->reftable_making - 1] : &none;
+    uint64_t entry = *making;
+    *making = 0;
     rc = copy_sectors(img, img->reftable, img->reftable_entries, img->hdr.reftable_off,
                       img->reftable_dirty.data, nr, 0, b);
+    *making = entry;
     if (rc < 0)
         return rc;
     *ret_list = img->reftable_dirty.data;

@@ -106,6 +106,7 @@ struct image {
     struct wait_queue flush_wait;
     VEC(uint32_t) l1_dirty;       /* indices */
     VEC(uint32_t) reftable_dirty; /* indices */
+    uint64_t reftable_making; /* index + 1 of a block that is not on disk yet; 0: none */
 
     struct image_stats stats;
 };

@@ -314,8 +314,11 @@ int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
     img->fresh_from = MAX(img->fresh_from, cluster + 1);
     img->end = MAX(img->end, cluster + 1);
     img->reftable[index] = off;
+    /* a flush that copies this sector of the table for another entry leaves this one out */
+    img->reftable_making = index + 1;
     add_empty_slices(img, index);
     rc = refcount_take(img, cluster, 1, &done);
+    img->reftable_making = 0;
     if (rc < 0) {
         forget_block(img, index, cluster);
         return rc;
