@@ -240,6 +240,21 @@ static void print_line(void *ctx, const char *line)
     fprintf(stderr, "%s: %s\n", (const char *)ctx, line);
 }
 
+/* For a look at it with other tools. */
+SUSPENDS static void dump_image(struct blk *inner, const char *what)
+{
+    char path[512];
+    struct buf b = {buf_get(inner->len), inner->len};
+
+    snprintf(path, sizeof(path), "%s/%s.qcow2", test_dir(), what);
+    FILE *f = fopen(path, "w");
+    if (f && b.data && blk_read(inner, 0, b.data, b.len) == 0)
+        (void)!fwrite(b.data, 1, b.len, f);
+    if (f)
+        fclose(f);
+    buf_drop(&b);
+}
+
 uint64_t rig_check(struct blk *inner, const char *what)
 {
     struct image_opts opts = {.no_open_checks = true};
@@ -254,6 +269,7 @@ uint64_t rig_check(struct blk *inner, const char *what)
         test_fail(__FILE__, __LINE__, "%s: check: %s", what, err_text(&err));
     if (res.corruptions + res.check_errors > 0) {
         image_check(img, &res, print_line, (void *)(uintptr_t)what, NULL);
+        dump_image(inner, what);
         test_fail(__FILE__, __LINE__, "%s: %llu corruptions", what,
                   (unsigned long long)res.corruptions);
     }
