@@ -381,8 +381,33 @@ def served_twice():
     p.verify()
 
 
+def served_together():
+    """one snapshot of three volumes of a guest: two servers and an idle one"""
+    p = fresh('served-together')
+    vols = ['100/vm-100-disk-%d' % i for i in range(3)]
+    for i, v in enumerate(vols):
+        p.create(v + ('.raw' if i == 1 else ''))
+        p.write(v, 0, MIB, i + 1)
+    servers = [Served(p, v, sock='nbd%d' % i) for i, v in enumerate(vols[:2])]
+    for i, s in enumerate(servers):
+        s.write(MIB, 65536, 0x40 + i)
+    p.varve('snapshot', *[p.id(v, 's1') for v in vols])
+    for v in vols:
+        p.vols[v]['s1'] = p.vols[v][None]
+    for i, s in enumerate(servers):
+        s.write(2 * MIB, 65536, 0x50 + i)
+    # the name is taken on one of them: none gets it
+    p.snapshot(vols[1], 's2')
+    refused(p, 'snapshot', *[p.id(v, 's2') for v in vols], text='s2', same=False)
+    for i, s in enumerate(servers):
+        if s.read() != p.vols[vols[i]][None] or s.read(vols[i][4:] + '@s1') != p.vols[vols[i]]['s1']:
+            raise Failed('a served volume does not read as it should')
+        s.stop()
+    p.verify()
+
+
 tests = [refusals, open_elsewhere, tree, raw_restored, clones, imports, full_disk, together, served_rollback,
-         served_under_load, served_readers, served_cancel, served_twice]
+         served_under_load, served_readers, served_cancel, served_twice, served_together]
 for t in tests:
     if len(sys.argv) < 2 or t.__name__ in sys.argv[1:]:
         try:
