@@ -222,8 +222,8 @@ SUSPENDS static int commit_start(struct job *job, struct err *err)
     return rc;
 }
 
-/* Both are the same, durably: from READY on whoever opens base finds all that was ever flushed. Waits for
- * job_complete. */
+/* Both are the same, durably: from READY on whoever opens base finds all that was ever flushed.
+ * Waits for job_complete. */
 SUSPENDS static int wait_ready(struct job *job)
 {
     job->synced = true;
