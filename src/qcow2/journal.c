@@ -344,12 +344,22 @@ int journal_records(const struct journal *j, struct journal_rec **ret, size_t *r
     return 0;
 }
 
-bool journal_reserve(struct journal *j, unsigned nr)
+static bool reserve(struct journal *j, unsigned nr, uint32_t limit)
 {
-    if (j->tail - j->oldest + j->reserved + nr > j->nr_records)
+    if (j->tail - j->oldest + j->reserved + nr > limit)
         return false;
     j->reserved += nr;
     return true;
+}
+
+bool journal_reserve(struct journal *j, unsigned nr)
+{
+    return reserve(j, nr, j->nr_records - j->nr_records / JOURNAL_SPARE_PART);
+}
+
+bool journal_reserve_spare(struct journal *j)
+{
+    return reserve(j, 1, j->nr_records);
 }
 
 void journal_unreserve(struct journal *j, unsigned nr)

@@ -37,6 +37,7 @@ struct journal;
 #define JOURNAL_RECORDS     32768u /* 2 MiB */
 #define JOURNAL_RECORDS_MAX 65536u
 #define JOURNAL_RUNS        256u
+#define JOURNAL_SPARE_PART  64u /* one in so many places is spare */
 
 enum journal_kind {
     JOURNAL_ENTRIES = 1, /* L2 entries of guest clusters */
@@ -106,6 +107,8 @@ void journal_void(struct journal *j);
  * room. */
 bool journal_reserve(struct journal *j, unsigned nr);
 void journal_unreserve(struct journal *j, unsigned nr);
+/* One place of those that journal_reserve leaves free: for who cannot wait for a flush. */
+bool journal_reserve_spare(struct journal *j);
 /* Publishes a record, in a reserved place. The data it maps has been written. */
 void journal_append(struct journal *j, const struct journal_rec *rec);
 /* The number that the next record will have. */

@@ -98,6 +98,19 @@ TEST(records_come_back)
     journal_close(j);
 }
 
+TEST(some_places_are_spare)
+{
+    struct journal *j = open_at(t_path("spare.map"), 128);
+
+    journal_begin(j, &id_a, NULL, 0);
+    CHECK(!journal_reserve(j, 127) && journal_reserve(j, 126) && !journal_reserve(j, 1));
+    CHECK(journal_reserve_spare(j) && journal_reserve_spare(j) && !journal_reserve_spare(j));
+    journal_unreserve(j, 128);
+    CHECK(journal_reserve(j, 126));
+    journal_unreserve(j, 126);
+    journal_close(j);
+}
+
 TEST(many_laps)
 {
     struct journal *j = open_at(t_path("laps.map"), 8);

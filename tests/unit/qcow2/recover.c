@@ -5,8 +5,8 @@
  */
 #include "base/bits.h"
 #include "base/own.h"
+#include "qcow2/ack.h"
 #include "qcow2/format.h"
-#include "qcow2/recover.h"
 #include "rt/buf.h"
 #include "util.h"
 
@@ -299,4 +299,94 @@ CO_TEST(unused_clusters_are_found)
     recovery_fini(&res);
     blk_close(blk);
     kill_fini(&k);
+}
+
+/* ---- from open to close ---- */
+
+SUSPENDS static struct blk *open_header(const char *name, struct qcow2_header *hdr)
+{
+    struct blk *blk = t_open(name);
+
+    CHECK_EQ(qcow2_header_read(blk, hdr, NULL), 0);
+    return blk;
+}
+
+static unsigned nr_journals(const char *dir)
+{
+    return (unsigned)test_sh_rc("exit $(ls %s 2> /dev/null | wc -l)", dir);
+}
+
+/* Opened, recorded, killed, and so on; then closed. */
+CO_TEST(sessions_follow_each_other)
+{
+    const char *dir = kept_path("journals");
+    struct journal_rec rec = {.kind = JOURNAL_ENTRIES, .nr = 1, .first = 3};
+    struct ack a = {0};
+    struct guard_epoch first, epoch;
+    struct qcow2_header hdr;
+    struct recovery res;
+
+    write_image("ack.qcow2", &kinds[0]);
+    struct blk *blk = open_header("ack.qcow2", &hdr);
+    uint64_t pos = t_l2_pos(blk, &hdr, 3 << 16);
+    CHECK_EQ(ack_recover(&a, dir, blk, &hdr, &res, NULL), 0);
+    CHECK_EQ(ack_start(&a, dir, blk, &hdr, NULL, 0, NULL), 0);
+    CHECK(a.is_on && guard_get(&hdr, &first) && nr_journals(dir) == 1);
+    rec.old.word = t_get64(blk, pos);
+    rec.new.word = L2_ZERO_FLAG;
+    CHECK(journal_reserve(a.journal, 1));
+    journal_append(a.journal, &rec);
+    ack_fini(&a); /* as a kill leaves it */
+    qcow2_header_fini(&hdr);
+    blk_close(blk);
+
+    blk = open_header("ack.qcow2", &hdr);
+    struct recover_view *view;
+    CHECK_EQ(ack_view(&a, dir, blk, &hdr, &view, NULL), 0);
+    CHECK(view && !a.note[0]);
+    recover_view_free(view);
+    CHECK_EQ(t_get64(blk, pos), rec.old.word);
+    CHECK_EQ(ack_recover(&a, dir, blk, &hdr, &res, NULL), 0);
+    CHECK(!a.note[0] && res.nr_set == 1 && res.nr_runs == 1);
+    CHECK_EQ(t_get64(blk, pos), L2_ZERO_FLAG);
+    CHECK_EQ(ack_start(&a, dir, blk, &hdr, res.runs, res.nr_runs, NULL), 0);
+    CHECK(a.is_on && guard_get(&hdr, &epoch) && epoch.lo != first.lo);
+    CHECK_EQ(journal_run_get(a.journal, 0).first, (rec.old.word & L2_OFFSET_MASK) >> 16);
+    recovery_fini(&res);
+    CHECK_EQ(ack_stop(&a, blk, &hdr, NULL), 0);
+    CHECK(!a.is_on && !guard_get(&hdr, &epoch) && nr_journals(dir) == 0);
+    qcow2_header_fini(&hdr);
+    blk_close(blk);
+    t_qemu_check("ack.qcow2", 0, 3); /* the cluster that nothing uses now */
+}
+
+CO_TEST(what_cannot_be_recorded_is_told)
+{
+    struct qcow2_header hdr;
+    struct recovery res;
+    struct ack a = {0};
+
+    t_image("old.qcow2", &(struct image_create_opts){.virtual_len = 1 << 20, .version = 2});
+    struct blk *blk = open_header("old.qcow2", &hdr);
+    CHECK_EQ(ack_start(&a, kept_path("journals"), blk, &hdr, NULL, 0, NULL), 0);
+    CHECK(!a.is_on && !a.journal && strstr(a.note, "version 2"));
+    qcow2_header_fini(&hdr);
+    blk_close(blk);
+
+    t_image("lost.qcow2", &kinds[0]);
+    blk = open_header("lost.qcow2", &hdr);
+    CHECK_EQ(ack_start(&a, "/dev/null/nowhere", blk, &hdr, NULL, 0, NULL), 0);
+    CHECK(!a.is_on && a.note[0]);
+    CHECK_EQ(ack_start(&a, kept_path("journals"), blk, &hdr, NULL, 0, NULL), 0);
+    CHECK(a.is_on);
+    ack_fini(&a);
+    test_sh("rm %s/*", kept_path("journals"));
+    CHECK_EQ(ack_recover(&a, kept_path("journals"), blk, &hdr, &res, NULL), 0);
+    CHECK(strstr(a.note, "gone") != NULL);
+    /* with the bit clear there was nothing to lose */
+    CHECK_EQ(ack_stop(&a, blk, &hdr, NULL), 0);
+    CHECK_EQ(ack_recover(&a, kept_path("journals"), blk, &hdr, &res, NULL), 0);
+    CHECK(!a.note[0]);
+    qcow2_header_fini(&hdr);
+    blk_close(blk);
 }
