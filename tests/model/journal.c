@@ -188,3 +188,11 @@ CO_TEST(every_broken_rule_is_found)
             test_fail(__FILE__, __LINE__, "not noticed: %s", mutation_names[mut]);
     }
 }
+
+/* A flush that is not needed: the first content of the table is durable before either. */
+CO_TEST(l2_and_l1_may_share_a_flush)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(scenarios); i++)
+        if (!scenarios[i].has_table && !search(&scenarios[i], L2_WITH_L1))
+            test_fail(__FILE__, __LINE__, "%s: %s", scenarios[i].name, model.wrong);
+}

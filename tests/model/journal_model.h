@@ -31,6 +31,8 @@ enum mutation {
     REPLAY_UNFLUSHED,      /* ... or before it is durable */
     NO_DRAIN,              /* a layer becomes a backing file with its journal full */
     NR_MUTATIONS,
+    /* not a broken rule: L2 entries and the L1 entry of their table become durable together */
+    L2_WITH_L1,
 };
 /* Values of an entry; DATA and KEPT (zero flag, cluster keeps its place) with a host cluster. */
 enum { V_NONE, V_ZERO, V_DATA, V_KEPT = V_DATA + H_MAX, V_JUNK = V_KEPT + H_MAX };

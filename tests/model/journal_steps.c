@@ -377,7 +377,7 @@ static bool run_step(struct state *s)
         device_flush(s);
         break;
     case RUN_FLUSH2:
-        if (model.mut != NO_FLUSH_AFTER_L2)
+        if (model.mut != NO_FLUSH_AFTER_L2 && !(links && model.mut == L2_WITH_L1))
             device_flush(s);
         break;
     case RUN_L1:
