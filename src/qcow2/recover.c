@@ -88,10 +88,12 @@ SUSPENDS static int set_word(struct recover *r, uint64_t off, uint64_t word)
 
 /* ---- the map for replay_run ---- */
 
-/* A table or block that an entry names: in the file? */
+/* A table or block that an entry names. A new one that nobody wrote yet may lie behind the end. */
 static int check_pointer(const struct recover *r, uint64_t off)
 {
-    return is_aligned(off, r->hdr->cluster_size) && range_ok(off, 1, r->blk->len) ? 0 : -EUCLEAN;
+    uint64_t limit = r->blk->fixed_len ? r->blk->len : QCOW2_HOST_OFF_MAX;
+
+    return is_aligned(off, r->hdr->cluster_size) && off < limit ? 0 : -EUCLEAN;
 }
 
 SUSPENDS static int map_get_l1(void *ctx, uint64_t index, uint64_t *ret)

@@ -27,6 +27,7 @@ struct replay {
     struct table by_key;  /* key -> its number in touches, plus 1 */
     VEC(uint64_t) left;   /* host clusters that an entry left */
     struct table by_host; /* host clusters of the last entries -> anything */
+    struct table tables;  /* L1 entries of the image that were looked at -> anything */
 };
 
 static bool same(struct l2_entry a, struct l2_entry b)
@@ -38,6 +39,8 @@ PRINTF_LIKE(2, 3) static int give_up(struct replay *r, const char *fmt, ...)
 {
     va_list ap;
 
+    if (r->res->is_void)
+        return 0;
     va_start(ap, fmt);
     vsnprintf(r->res->why, sizeof(r->res->why), fmt, ap);
     va_end(ap);
@@ -85,6 +88,40 @@ SUSPENDS static int l1_word_of(struct replay *r, uint64_t guest_cluster, uint64_
     return word_of(r, KEY_L1 | guest_cluster >> r->hdr->l2_bits, ret);
 }
 
+static uint64_t reftable_entries(const struct replay *r)
+{
+    return ((uint64_t)r->hdr->reftable_clusters << r->hdr->cluster_bits) / 8;
+}
+
+SUSPENDS static int count_of(struct replay *r, uint64_t host, uint64_t *ret)
+{
+    uint64_t index = host >> r->hdr->refcount_block_bits, word = 0;
+    int rc = 0;
+
+    *ret = 0;
+    if (index < reftable_entries(r))
+        rc = word_of(r, KEY_BLOCK | index, &word);
+    if (rc == 0 && word & L1_OFFSET_MASK)
+        rc = r->map->refcount(r->map->ctx, word, host, ret);
+    return rc;
+}
+
+/* A table that the image names is looked at: it may lie behind the file's end, if it is counted. */
+SUSPENDS static int check_counted(struct replay *r, uint64_t key, uint64_t word)
+{
+    uint64_t index = key >> r->hdr->l2_bits, count;
+
+    if (find(r, KEY_L1 | index) || table_get(&r->tables, index))
+        return 0;
+    int rc = table_put(&r->tables, index, r);
+    if (rc == 0)
+        rc = count_of(r, (word & L1_OFFSET_MASK) >> r->hdr->cluster_bits, &count);
+    if (rc == 0 && !count)
+        return give_up(r, "the L2 table of guest cluster %llu is not counted",
+                       (unsigned long long)key);
+    return rc;
+}
+
 SUSPENDS static int read_entry(struct replay *r, uint64_t key, struct l2_entry *ret)
 {
     uint64_t word = 0;
@@ -93,9 +130,10 @@ SUSPENDS static int read_entry(struct replay *r, uint64_t key, struct l2_entry *
     if (key & KEY_KIND)
         return word_of(r, key, &ret->word);
     int rc = l1_word_of(r, key, &word);
-    if (rc == 0 && word & L1_OFFSET_MASK)
-        rc = r->map->get(r->map->ctx, word, key, ret);
-    return rc;
+    if (rc < 0 || !(word & L1_OFFSET_MASK))
+        return rc;
+    rc = check_counted(r, key, word);
+    return rc < 0 || r->res->is_void ? rc : r->map->get(r->map->ctx, word, key, ret);
 }
 
 SUSPENDS static int add_touch(struct replay *r, uint64_t key, struct l2_entry old,
@@ -147,11 +185,6 @@ static bool entry_is_valid(const struct replay *r, struct l2_entry e)
     return !l2_is_compressed(e); /* no write ever makes one */
 }
 
-static uint64_t reftable_entries(const struct replay *r)
-{
-    return ((uint64_t)r->hdr->reftable_clusters << r->hdr->cluster_bits) / 8;
-}
-
 /* A pointer to a table or a block. */
 static bool pointer_is_valid(const struct replay *r, const struct journal_rec *rec)
 {
@@ -197,19 +230,6 @@ SUSPENDS static int add_record(struct replay *r, const struct journal_rec *rec)
 }
 
 /* ---- judging ---- */
-
-SUSPENDS static int count_of(struct replay *r, uint64_t host, uint64_t *ret)
-{
-    uint64_t index = host >> r->hdr->refcount_block_bits, word = 0;
-    int rc = 0;
-
-    *ret = 0;
-    if (index < reftable_entries(r))
-        rc = word_of(r, KEY_BLOCK | index, &word);
-    if (rc == 0 && word & L1_OFFSET_MASK)
-        rc = r->map->refcount(r->map->ctx, word, host, ret);
-    return rc;
-}
 
 /* An entry to be set has a table to be set in. */
 SUSPENDS static int check_table(struct replay *r, const struct touch *t)
@@ -371,6 +391,7 @@ int replay_run(const struct qcow2_header *hdr, const struct journal_rec *recs, s
     vec_free(&r.left);
     table_fini(&r.by_key);
     table_fini(&r.by_host);
+    table_fini(&r.tables);
     return rc;
 }
 

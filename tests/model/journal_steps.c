@@ -422,10 +422,12 @@ static bool kill_it(struct state *s)
     return true;
 }
 
-#define CLUSTER_BITS 16u
-#define TABLE_WORD   (8ull << CLUSTER_BITS | ENTRY_COPIED)
-#define BLOCK_WORD   (9ull << CLUSTER_BITS)
-#define HOST_FIRST   16u
+#define CLUSTER_BITS   16u
+#define TABLE_WORD     (8ull << CLUSTER_BITS | ENTRY_COPIED)
+#define BLOCK_WORD     (9ull << CLUSTER_BITS)
+#define HOST_FIRST     16u
+#define BLOCK_INDEX    (HOST_FIRST >> 3)
+#define OLD_BLOCK_WORD (7ull << CLUSTER_BITS)
 
 static const struct qcow2_header header = {
     .version = 3,
@@ -437,7 +439,7 @@ static const struct qcow2_header header = {
     .subclusters = 1,
     .subcluster_bits = CLUSTER_BITS,
     .reftable_clusters = 1,
-    .refcount_block_bits = 15,
+    .refcount_block_bits = 3, /* tables and blocks are counted elsewhere than data */
 };
 
 static struct l2_entry encode(unsigned value)
@@ -469,7 +471,9 @@ static int map_get_l1(void *ctx, uint64_t index, uint64_t *ret)
 
 static int map_get_block(void *ctx, uint64_t index, uint64_t *ret)
 {
-    *ret = ((struct state *)ctx)->block.cur ? BLOCK_WORD : 0;
+    *ret = index != BLOCK_INDEX               ? OLD_BLOCK_WORD
+           : ((struct state *)ctx)->block.cur ? BLOCK_WORD
+                                              : 0;
     return 0;
 }
 
@@ -482,7 +486,7 @@ static int map_get(void *ctx, uint64_t l1_word, uint64_t g, struct l2_entry *ret
 
 static int map_refcount(void *ctx, uint64_t block_word, uint64_t cluster, uint64_t *ret)
 {
-    CHECK_EQ(block_word, BLOCK_WORD);
+    CHECK_EQ(block_word, cluster < HOST_FIRST ? OLD_BLOCK_WORD : BLOCK_WORD);
     *ret = cluster < HOST_FIRST ? 1 : ((struct state *)ctx)->ref[cluster - HOST_FIRST].cur;
     return 0;
 }
@@ -496,7 +500,7 @@ static int add_set(struct state *s, struct set set)
 
 static int map_set_block(void *ctx, uint64_t index, uint64_t word)
 {
-    CHECK_EQ(word, BLOCK_WORD);
+    CHECK(index == BLOCK_INDEX && word == BLOCK_WORD);
     return add_set(ctx, (struct set){.what = SET_BLOCK});
 }
 
@@ -566,7 +570,8 @@ static size_t make_records(struct state *s, struct journal_rec *recs)
     for (size_t i = 0; i < nr; i++) {
         const struct rec *r = &s->rec[i];
 
-        recs[i] = (struct journal_rec){.seq = i, .nr = 1, .first = r->g};
+        recs[i] = (struct journal_rec){.seq = i, .nr = 1};
+        recs[i].first = r->kind == JOURNAL_BLOCK ? BLOCK_INDEX : r->g;
         recs[i].kind = r->kind;
         recs[i].new.word = r->kind == JOURNAL_TABLE ? TABLE_WORD : BLOCK_WORD;
         if (r->kind == JOURNAL_ENTRIES) {
