@@ -164,10 +164,10 @@ def in_use():
             raise Failed('QEMU could open a served image for writing: ' + out)
         server.stop()
     q = subprocess.Popen(['qemu-io', '-f', 'qcow2', 'used.qcow2'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    for _ in range(200):                       # until QEMU has its lock
-        if run('qemu-io', '-f', 'qcow2', '-c', 'length', 'used.qcow2', rc=None)[0]:
-            break
+    inode = ':%d ' % os.stat('used.qcow2').st_ino
+    while inode not in open('/proc/locks').read():     # until QEMU has its locks
         time.sleep(.02)
+    time.sleep(.2)
     bad('serve', 'used.qcow2', says=['used.qcow2'], same=False)
     bad('img', 'resize', 'used.qcow2', '128M', same=False)
     q.communicate()

@@ -91,6 +91,7 @@ TEST(a_pool_must_be_mounted)
     pool.mountpoint = "/proc";
     CHECK_EQ(store_open(&pool, &images, &err), 0);
     free(images);
-    pool.path = "/nonexistent";
+    strcat(dir, "/missing");
+    pool.path = dir;
     CHECK_EQ(store_open(&pool, &images, &err), -ENOENT);
 }
