@@ -28,6 +28,7 @@ struct layer_opts {
     uint64_t cache_bytes;   /* share of this layer; 0 default */
     uint64_t prealloc_step; /* image.h */
     enum image_discard discard;
+    bool ack; /* image.h; journals are in the runtime directory */
 };
 /* Opens one file as a layer that belongs to no chain yet. */
 SUSPENDS int layer_open(const char *path, const struct layer_opts *opts, struct layer **ret,
@@ -84,6 +85,8 @@ SUSPENDS int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct
 SUSPENDS int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigned flags);
 SUSPENDS int chain_discard(struct chain *chain, uint64_t off, uint64_t len);
 SUSPENDS int chain_flush(struct chain *chain);
+/* For a timer: writes back what changed in the top before the last call of this. */
+SUSPENDS int chain_write_back_old(struct chain *chain);
 
 enum chain_kind {
     CHAIN_HOLE /* no layer has it: zero */,
@@ -127,6 +130,13 @@ SUSPENDS int chain_push(struct chain *chain, struct layer *layer, struct pivot_s
 SUSPENDS int chain_remove(struct chain *chain, struct layer *layer, struct err *err);
 /* Grows or shrinks the top. */
 SUSPENDS int chain_resize(struct chain *chain, uint64_t len, struct err *err);
+
+/* Requests wait until chain_release. */
+SUSPENDS void chain_hold(struct chain *chain);
+void chain_release(struct chain *chain);
+/* The top keeps a journal from here on: answered writes survive a kill. Requests are held. Where it
+ * cannot, image_ack_note() of the top says why: 0. */
+SUSPENDS int chain_start_ack(struct chain *chain, struct err *err);
 
 struct chain_stats {
     uint64_t map_hits, map_misses, map_bytes, map_bytes_max, map_stale_inserts;

@@ -38,6 +38,7 @@ struct layer {
 struct chain {
     VEC(struct layer *) layers; /* top first */
     VEC(struct layer *) slots;  /* by slot; NULL: free */
+    bool keeps_ack;             /* whatever layer is the top has a journal */
     bool writable;
     uint64_t cache_bytes; /* bound of the map and all layers' metadata together */
     uint64_t unit;        /* bytes of the smallest (sub)cluster */

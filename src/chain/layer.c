@@ -89,10 +89,20 @@ static void layer_freep(struct layer **layer)
     layer_free(*layer);
 }
 
+static const char *journal_dir(void)
+{
+    static char dir[256];
+    const char *runtime = getenv("VARVE_RUNTIME");
+
+    snprintf(dir, sizeof(dir), "%s/journal", runtime && *runtime ? runtime : "/run/varve");
+    return dir;
+}
+
 /* Takes blk on success. */
 SUSPENDS static int layer_make(struct blk *blk, const char *path, bool is_qcow2,
                                const struct layer_opts *opts, struct layer **ret, struct err *err)
 {
+    bool use_journal = blk_file_fd(blk) >= 0 && !opts->no_lock;
     _cleanup_(layer_freep) struct layer *layer = calloc(1, sizeof(*layer));
 
     if (!layer)
@@ -112,6 +122,8 @@ SUSPENDS static int layer_make(struct blk *blk, const char *path, bool is_qcow2,
             .cache_bytes = opts->cache_bytes,
             .prealloc_step = opts->prealloc_step,
             .discard = opts->discard,
+            .journal_dir = use_journal ? journal_dir() : NULL,
+            .ack = opts->ack,
         };
         int rc = image_open(blk, &img_opts, &layer->image, err);
         if (rc < 0)
@@ -487,5 +499,7 @@ int layer_reopen(struct layer *layer, bool writable, struct err *err)
         return err_prefix(err, rc, "open '%s' %s", layer->path,
                           writable ? "for writing" : "read-only");
     layer->writable = writable;
+    if (layer->image && !writable)
+        image_want_ack(layer->image, false); /* no longer the top */
     return 0;
 }

@@ -74,6 +74,8 @@ SUSPENDS int layer_set_backing(struct layer *layer, const char *name, const char
  * frees. */
 SUSPENDS int layer_relative_name(const struct layer *from, const struct layer *to, char **ret);
 /* Takes layers first..last (downwards) out and gives them back, linked by layer_lower. */
+/* Behind a cut that took the top out, frozen: the new one gets a journal if the chain keeps one. */
+SUSPENDS void chain_top_changed(struct chain *chain);
 struct layer *chain_cut(struct chain *chain, struct layer *first, struct layer *last);
 
 #endif

@@ -279,6 +279,33 @@ int chain_grow_layer(struct chain *chain, struct layer *layer, uint64_t len, str
     return 0;
 }
 
+void chain_hold(struct chain *chain)
+{
+    chain_freeze(chain);
+}
+
+void chain_release(struct chain *chain)
+{
+    (void)chain_thaw(chain);
+}
+
+int chain_start_ack(struct chain *chain, struct err *err)
+{
+    struct layer *top = chain_top(chain);
+
+    chain->keeps_ack = true;
+    if (!chain->writable || !top->image)
+        return 0;
+    int rc = image_start_ack(top->image, err);
+    return rc < 0 ? err_prefix(err, rc, "journal of '%s'", top->path) : 0;
+}
+
+void chain_top_changed(struct chain *chain)
+{
+    if (chain->keeps_ack)
+        (void)chain_start_ack(chain, NULL); /* it goes on without, as the note says */
+}
+
 int chain_resize(struct chain *chain, uint64_t len, struct err *err)
 {
     struct layer *top = chain_top(chain);

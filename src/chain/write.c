@@ -148,6 +148,17 @@ int chain_merge_flush(struct layer *layer)
     return layer->image ? image_flush(layer->image) : blk_flush(layer->blk);
 }
 
+int chain_write_back_old(struct chain *chain)
+{
+    int rc = 0;
+
+    gate_enter(&chain->gate);
+    if (chain->writable && chain_top(chain)->image)
+        rc = image_write_back_old(chain_top(chain)->image);
+    gate_leave(&chain->gate);
+    return rc;
+}
+
 int chain_flush(struct chain *chain)
 {
     int rc = 0;

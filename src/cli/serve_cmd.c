@@ -42,8 +42,8 @@ static void take_snapshots(struct target *t)
     for (unsigned i = 0; i < v->nb_elems; i++) {
         char *name = NULL;
 
-        /* elements of other branches are not below the one served; one whose deletion was cut off is
-         * no snapshot any more */
+        /* elements of other branches are not below the one served; one whose deletion was cut off
+         * is no snapshot any more */
         if (!v->elems[i].snap || !v->elems[i].current_line || v->elems[i].deleting)
             continue;
         if (asprintf(&name, "%s@%s", v->name, v->elems[i].snap) < 0)
@@ -128,8 +128,9 @@ static int take_options(struct target *t, struct err *err)
     t->opts.buffered = args_flag(args, "buffered");
     t->opts.discard_keep = !strcmp(discard, "keep");
     t->opts.max_connections = (unsigned)strtoul(clients, NULL, 10);
-    if (strcmp(durability, "flush") != 0)
-        return err_set(err, -ENOTSUP, "--durability takes flush, not '%s'", durability);
+    if (strcmp(durability, "flush") != 0 && strcmp(durability, "ack") != 0)
+        return err_set(err, -EINVAL, "--durability takes ack or flush, not '%s'", durability);
+    t->opts.durability = strcmp(durability, "ack") ? SERVE_FLUSH : SERVE_ACK;
     if (strcmp(discard, "keep") != 0 && strcmp(discard, "unmap") != 0)
         return err_set(err, -EINVAL, "--discard takes unmap or keep, not '%s'", discard);
     if (!t->opts.max_connections || t->opts.max_connections > 1024)
@@ -211,8 +212,10 @@ const struct command command_serve = {
             {0, "discard", "HOW",
              "unmap (default) frees discarded clusters, keep leaves them their place",
              COMPLETE_WORDS, "unmap keep"},
-            {0, "durability", "MODE", "flush: what was flushed survives everything", COMPLETE_WORDS,
-             "flush"},
+            {0, "durability", "MODE",
+             "flush (default): flushed writes survive a kill of the server; ack: answered ones, "
+             "too",
+             COMPLETE_WORDS, "ack flush"},
             {0, "max-connections", "N", "NBD clients at once (default 16)"},
             {'r', "read-only", NULL, "serve read-only"},
             {0, "buffered", NULL, "use the host's page cache instead of direct I/O"},

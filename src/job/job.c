@@ -468,6 +468,7 @@ void job_drop_layers(struct job *job, struct layer *first, struct layer *last)
 {
     struct layer *l = chain_cut(job->chain, first, last);
 
+    chain_top_changed(job->chain);
     job_note_stall(job, chain_thaw(job->chain));
     while (l) {
         struct layer *next = layer_lower(l);

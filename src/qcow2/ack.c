@@ -1,10 +1,26 @@
 /* The life of a journal beside its image: see ack.h. */
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include "base/check.h"
 #include "qcow2/ack.h"
 
 #define PATH_MAX_BYTES 512u
+
+/* With its parents; if it cannot be made, opening the journal tells. */
+static void make_dir(const char *dir)
+{
+    char path[PATH_MAX_BYTES];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s", dir) >= sizeof(path))
+        return;
+    for (char *p = strchr(path + 1, '/'); p; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        (void)mkdir(path, 0700);
+        *p = '/';
+    }
+    (void)mkdir(path, 0700);
+}
 
 /* The journal of the file that blk is. *ret NULL: there is none, or blk is no file. */
 static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool readonly, bool make,
@@ -22,7 +38,7 @@ static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool re
     if (rc < 0)
         return err_errno(err, rc, "journal in '%s'", dir);
     if (make)
-        (void)mkdir(dir, 0700); /* if it cannot be, the open tells */
+        make_dir(dir);
     if (!make && stat(path, &st) < 0)
         return errno == ENOENT ? 0 : err_errno(err, -errno, "journal '%s'", path);
     rc = journal_open(path, &(struct journal_opts){.readonly = readonly}, &a->journal, err);

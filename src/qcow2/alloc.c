@@ -43,9 +43,11 @@ static void pool_add(struct image *img, uint64_t first, uint64_t nr, bool fresh)
         if (r->first + r->nr != first || r->fresh != fresh)
             continue;
         r->nr += nr;
+        record_run(img, r);
         return;
     }
-    (void)vec_push(&img->pool, {first, nr, fresh}); /* without memory: leaked until a repair */
+    if (vec_push(&img->pool, {first, nr, fresh}) == 0) /* without memory: leaked until a repair */
+        record_run(img, &img->pool.data[img->pool.len - 1]);
 }
 
 /* A piece that holds `want` clusters, else (any) the largest. */
@@ -69,6 +71,7 @@ static void pool_take(struct image *img, struct host_run *r, uint64_t want, stru
     *ret = (struct host_run){r->first, n, r->fresh};
     r->first += n;
     r->nr -= n;
+    record_run(img, r); /* before it is used */
     if (r->nr == 0)
         vec_remove_at(&img->pool, r - img->pool.data);
     img->stats.clusters_allocated += n;
@@ -472,6 +475,8 @@ SUSPENDS static int empty_pool_locked(struct image *img)
         rc = vec_push(&list, {.first = r->first, .nr = r->nr});
         if (rc < 0)
             break;
+        r->nr = 0;
+        record_run(img, r); /* before it is free for others */
     }
     if (list.len)
         sort_items(list.data, list.len, sizeof(*list.data), by_first);

@@ -297,6 +297,14 @@ static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
  * on disk; one that was loaded, changed, written and evicted meanwhile would come back old: then
  * l2_writes or refcount_writes has moved.
  */
+/* What a journal says of the slices that were read. */
+static void lay_over(const struct image *img, uint64_t first, void *content, uint64_t nr)
+{
+    if (img->view && !(first & SLICE_REFCOUNT))
+        recover_view_l2(img->view, &img->hdr, content, first << img->slice_bits,
+                        (unsigned)(nr << img->slice_bits));
+}
+
 SUSPENDS static int load_group(struct image *img, struct slice *s, uint64_t nr)
 {
     size_t len = nr * img->slice_bytes;
@@ -308,6 +316,8 @@ SUSPENDS static int load_group(struct image *img, struct slice *s, uint64_t nr)
     if (!b.data)
         return -ENOMEM;
     int rc = blk_read(img->blk, cache_disk_off(img, first), b.data, len);
+    if (rc == 0)
+        lay_over(img, first, b.data, nr);
     if (rc == 0)
         rc = fill(img, s, (char *)b.data + (s->key - first) * img->slice_bytes);
     if (rc == 0 && writes == img->stats.l2_writes + img->stats.refcount_writes)
@@ -331,6 +341,8 @@ SUSPENDS static int load(struct image *img, struct slice *s)
     void *content = table_new(img);
     int rc = content ? blk_read(img->blk, cache_disk_off(img, s->key), content, img->slice_bytes)
                      : -ENOMEM;
+    if (rc == 0)
+        lay_over(img, s->key, content, 1);
     if (rc == 0)
         rc = fill(img, s, content);
     table_free(img, content);

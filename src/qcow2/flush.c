@@ -164,6 +164,7 @@ struct run {
     struct batch l1; /* copied when the run began */
     uint32_t *l1_list;
     size_t nr_l1;
+    uint64_t journal_next;   /* records below are in this run */
     struct host_free *freed; /* unmapped by this run */
     size_t nr_freed;
 };
@@ -340,6 +341,7 @@ static int run_begin(struct image *img, struct run *r)
     img->freed.data = NULL;
     img->freed.len = img->freed.cap = 0;
     list_splice_back(&r->slices, &img->cache.dirty);
+    r->journal_next = img->ack.is_on ? journal_next(img->ack.journal) : 0;
     return 0;
 }
 
@@ -371,6 +373,7 @@ static void run_done(struct image *img, struct run *r)
     }
     for (size_t i = 0; i < r->nr_l1; i++)
         img->l1[r->l1_list[i]] &= ~L1_PENDING;
+    record_trim(img, r->journal_next); /* before what it unmapped can be reused */
     for (size_t i = 0; i < r->nr_freed; i++)
         (void)vec_push(&img->ready, r->freed[i]); /* without memory it is leaked until a repair */
 }

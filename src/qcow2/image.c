@@ -69,6 +69,8 @@ int image_fail(struct image *img, int rc)
 {
     if (!img->failed)
         img->failed = rc;
+    if (img->ack.is_on)
+        journal_void(img->ack.journal); /* nobody knows what the disk holds */
     return -EIO;
 }
 
@@ -180,31 +182,45 @@ SUSPENDS static int load_l1(struct image *img, struct err *err)
         for (uint32_t i = 0; i < img->hdr.l1_entries && rc == 0; i++)
             img->l1[i] = L1_BAD;
     }
+    if (rc == 0 && img->view)
+        recover_view_l1(img->view, img->l1, img->hdr.l1_entries);
     if (rc == 0)
         meta_check_l1(img);
     return rc;
 }
 
 /* Autoclear bits say that something not known here (or not kept up, as bitmaps) is in step with
- * the data; that ends with the first writable open. Spec: "autoclear_features". */
-SUSPENDS static int clear_autoclear(struct image *img, struct err *err)
+ * the data; that ends with the first writable open, but for our own: the journal. */
+SUSPENDS static int start_ack(struct image *img, const struct recovery *found, struct err *err)
 {
-    be64 none = be64_make(0);
+    uint64_t others = img->hdr.autoclear & ~QCOW2_AUTOCLEAR_JOURNAL;
+    int rc = img->opts.ack ? ack_start(&img->ack, img->opts.journal_dir, img->blk, &img->hdr,
+                                       found->runs, found->nr_runs, err)
+                           : ack_stop(&img->ack, img->blk, &img->hdr, err);
 
-    if (img->hdr.version < 3 || !img->hdr.autoclear)
-        return 0;
-    int rc =
-        image_poke_header(img, offsetof(struct qcow2_disk_header, autoclear), &none, sizeof(none));
-    if (rc == 0)
-        rc = blk_flush(img->blk);
-    if (rc < 0)
-        return err_errno(err, rc, "clear autoclear features");
-    img->hdr.autoclear = 0;
+    if (rc == 0 && others && (rc = blk_flush(img->blk)) < 0)
+        err_errno(err, rc, "clear autoclear features");
+    img->old_seq = 0;
+    return rc;
+}
+
+/* Counted and unused: what the journal of a killed process had left. */
+static int adopt_runs(struct image *img, const struct recovery *found)
+{
+    img->pool.len = 0;
+    for (size_t i = 0; i < found->nr_runs; i++) {
+        const struct journal_run *run = &found->runs[i];
+        int rc = vec_push(&img->pool, {run->first, run->nr, false, 0});
+
+        if (rc < 0)
+            return rc;
+        img->allocated = true;
+    }
     return 0;
 }
 
 /* What only writing needs. Slices loaded before were not checked against meta: forgotten. */
-SUSPENDS static int make_writable(struct image *img, struct err *err)
+SUSPENDS static int load_writable(struct image *img, struct recovery *found, struct err *err)
 {
     if (img->hdr.incompatible & QCOW2_INCOMPAT_CORRUPT)
         return err_set(err, -EUCLEAN, "the image is marked corrupt: repair it first");
@@ -213,12 +229,15 @@ SUSPENDS static int make_writable(struct image *img, struct err *err)
     int rc = check_supported(img, err);
     if (rc == 0)
         rc = qcow2_snapshots_check(img->blk, &img->hdr, err);
+    if (rc == 0)
+        rc = ack_recover(&img->ack, img->opts.journal_dir, img->blk, &img->hdr, found, err);
     if (rc == 0 && img->hdr.incompatible & QCOW2_INCOMPAT_DIRTY)
         rc = qcow2_rebuild_refcounts(img->blk, &img->hdr, err);
     if (rc < 0)
         return rc;
     if (img->hdr.reftable_off == 0 || (img->hdr.l1_off == 0 && img->hdr.l1_entries))
         return err_set(err, -EUCLEAN, "a table lies on the header: repair the image first");
+    recover_view_free(TAKE_PTR(img->view)); /* it is in the file now */
     cache_drop_all(img);
     meta_clear(img); /* of an earlier time as writable: its tables would seem to overlap */
     free(TAKE_PTR(img->l1));
@@ -233,7 +252,23 @@ SUSPENDS static int make_writable(struct image *img, struct err *err)
     if (rc == 0)
         rc = meta_load(img, err);
     if (rc == 0)
-        rc = clear_autoclear(img, err);
+        rc = adopt_runs(img, found);
+    if (rc == 0)
+        rc = start_ack(img, found, err);
+    for (size_t i = 0; rc == 0 && img->ack.is_on && i < MIN(found->nr_runs, (size_t)JOURNAL_RUNS);
+         i++)
+        img->pool.data[i].place = (unsigned)i + 1;
+    return rc;
+}
+
+SUSPENDS static int make_writable(struct image *img, struct err *err)
+{
+    struct recovery found = {0};
+    int rc = load_writable(img, &found, err);
+
+    recovery_fini(&found);
+    if (rc < 0)
+        ack_fini(&img->ack);
     img->writable = rc == 0;
     return rc;
 }
@@ -263,6 +298,7 @@ static struct image *image_new(struct blk *blk, const struct image_opts *opts)
     co_mutex_init(&img->alloc_lock, RANK_ALLOC);
     cache_init(img, 0);
     wait_queue_init(&img->flush_wait);
+    wait_queue_init(&img->journal_room);
     return img;
 }
 
@@ -272,6 +308,8 @@ static void image_free(struct image *img)
     if (!img)
         return;
     cache_fini(img);
+    recover_view_free(img->view);
+    ack_fini(&img->ack);
     meta_clear(img);
     qcow2_header_fini(&img->hdr);
     buf_put(img->packed.data, img->hdr.cluster_size);
@@ -307,6 +345,10 @@ int image_open(struct blk *blk, const struct image_opts *opts, struct image **re
     img->corrupt = img->hdr.incompatible & QCOW2_INCOMPAT_CORRUPT;
     img->cache.limit =
         MAX(opts->cache_bytes ? opts->cache_bytes : default_cache_bytes(&img->hdr), 64 * KIB);
+    if (!opts->writable && !opts->no_open_checks)
+        rc = ack_view(&img->ack, opts->journal_dir, blk, &img->hdr, &img->view, err);
+    if (rc < 0)
+        return rc;
     rc = opts->writable ? make_writable(img, err) : load_l1(img, err);
     if (rc < 0)
         return rc;
@@ -326,6 +368,8 @@ SUSPENDS static int finish_writing(struct image *img, struct err *err)
     /* a corrupt image gets what was written before; its refcounts are not to be trusted */
     if (rc == 0 && !img->corrupt)
         rc = alloc_finish(img);
+    if (rc == 0)
+        rc = ack_stop(&img->ack, img->blk, &img->hdr, err);
     if (rc == 0)
         rc = image_flush(img);
     return rc < 0 ? err_errno(err, rc, "flush image") : 0;
@@ -356,6 +400,8 @@ int image_reopen(struct image *img, bool writable, struct err *err)
     int rc = writable ? 0 : finish_writing(img, err);
     if (rc == 0)
         rc = reopen_file(img, writable, err);
+    if (rc < 0 && !writable && img->opts.ack && !img->ack.is_on)
+        (void)start_ack(img, &(struct recovery){0}, NULL); /* it stays writable */
     if (rc < 0)
         return rc;
     if (writable) {
@@ -366,4 +412,32 @@ int image_reopen(struct image *img, bool writable, struct err *err)
     }
     img->writable = false;
     return 0;
+}
+
+/* ---- answered writes ---- */
+
+void image_want_ack(struct image *img, bool on)
+{
+    img->opts.ack = on && img->opts.journal_dir;
+}
+
+int image_start_ack(struct image *img, struct err *err)
+{
+    DEBUG_CHECK(list_empty(&img->reqs));
+    img->ack.note[0] = 0; /* of the opening: told */
+    image_want_ack(img, true);
+    if (!img->writable || img->ack.is_on || !img->opts.ack)
+        return 0;
+    int rc = image_flush(img); /* what is not in the image has no record */
+    if (rc < 0)
+        return err_errno(err, rc, "flush image");
+    rc = start_ack(img, &(struct recovery){0}, err);
+    vec_for_each(r, &img->pool)
+        record_run(img, r);
+    return rc;
+}
+
+const char *image_ack_note(const struct image *img)
+{
+    return img->ack.note;
 }

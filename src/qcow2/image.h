@@ -39,6 +39,8 @@ struct image_opts {
     uint64_t prealloc_step; /* file growth in steps of so many bytes; 0: 128 MiB on files, none on
                                devices; UINT64_MAX: none */
     enum image_discard discard;
+    const char *journal_dir; /* where journals of killed processes are; NULL: none is looked for */
+    bool ack;                /* while writable keep one: answered writes survive a kill */
 };
 
 /*
@@ -133,6 +135,15 @@ SUSPENDS int image_set_backing(struct image *img, const char *name, const char *
 /* Switches between writable and read-only for a pivot: to read-only flushes first and gives unused
  * runs back; the file's descriptor and locks change with blk_file_reopen when it is a file. */
 SUSPENDS int image_reopen(struct image *img, bool writable, struct err *err);
+
+/* Whether it keeps a journal when it next becomes writable: only a top layer may. */
+void image_want_ack(struct image *img, bool on);
+/* A writable image begins to keep one now. The caller has drained all requests. */
+SUSPENDS int image_start_ack(struct image *img, struct err *err);
+/* What the user should know about answered writes that were not flushed; "" if nothing. */
+const char *image_ack_note(const struct image *img);
+/* For a timer: writes back what was changed before the last call of this. */
+SUSPENDS int image_write_back_old(struct image *img);
 
 /* Counters for statistics and tests. */
 struct image_stats {

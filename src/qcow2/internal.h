@@ -14,6 +14,7 @@
 #include "base/list.h"
 #include "base/table.h"
 #include "base/vec.h"
+#include "qcow2/ack.h"
 #include "qcow2/cache.h"
 #include "qcow2/entry.h"
 #include "qcow2/header.h"
@@ -39,7 +40,8 @@ enum meta_kind {
 /* Host clusters [first, first + nr), by cluster number. */
 struct host_run {
     uint64_t first, nr;
-    bool fresh; /* never used and known to read as zero */
+    bool fresh;     /* never used and known to read as zero */
+    unsigned place; /* in the journal, plus 1; 0: it is not noted there */
 };
 /* Clusters whose reference is gone from the map in memory. */
 struct host_free {
@@ -106,7 +108,12 @@ struct image {
     struct wait_queue flush_wait;
     VEC(uint32_t) l1_dirty;       /* indices */
     VEC(uint32_t) reftable_dirty; /* indices */
-    uint64_t reftable_making; /* index + 1 of a block that is not on disk yet; 0: none */
+    uint64_t reftable_making;     /* index + 1 of a block that is not on disk yet; 0: none */
+
+    struct ack ack;            /* the journal of changes, if there is one */
+    struct recover_view *view; /* read-only: what a killed process's journal lays over; owned */
+    uint64_t old_seq;          /* records below were there at the last image_write_back_old */
+    struct wait_queue journal_room;
 
     struct image_stats stats;
 };
@@ -161,6 +168,26 @@ int image_check_writable(const struct image *img);
 /* Writes bytes of the header in place; no flush. */
 SUSPENDS int image_poke_header(struct image *img, unsigned off, const void *buf, size_t len);
 
+/* ---- record.c: changes of the map into the journal ---- */
+/* Places in the journal that a step has reserved; unused while changes are not recorded. */
+struct room {
+    unsigned left;
+};
+/* Room for the entries of clusters in [guest_off, +len), and for a table. Holding nothing. */
+SUSPENDS int room_take(struct image *img, uint64_t guest_off, uint64_t len, struct room *ret);
+void room_drop(struct image *img, struct room *room);
+/* One entry more; rec->nr is 0 at first. Like changes gather in rec until record_put. */
+void record_entry(struct image *img, struct room *room, struct journal_rec *rec, uint64_t guest_off,
+                  struct l2_entry old, struct l2_entry new);
+void record_put(struct image *img, struct room *room, struct journal_rec *rec);
+void record_table(struct image *img, struct room *room, uint64_t index, uint64_t old, uint64_t new);
+/* A refcount block that the table on disk does not name yet. */
+SUSPENDS int record_block(struct image *img, uint64_t index);
+/* The run in the pool has changed: see journal_run_set. */
+void record_run(struct image *img, struct host_run *run);
+/* Records below seq are on the device. */
+void record_trim(struct image *img, uint64_t seq);
+
 /* ---- meta.c: which clusters hold metadata ---- */
 int meta_add(struct image *img, uint64_t first, uint64_t nr, enum meta_kind kind);
 void meta_remove(struct image *img, uint64_t first, uint64_t nr);
@@ -196,7 +223,7 @@ bool map_entry_is_sane(struct image *img, struct l2_entry e);
 uint64_t map_in_place(struct image *img, const struct slice *slice, uint64_t guest_off,
                       uint64_t len, uint64_t *ret_host);
 /* Makes the L2 table of guest_off exist and belong to this image alone. */
-SUSPENDS int map_own_table(struct image *img, uint64_t guest_off);
+SUSPENDS int map_own_table(struct image *img, uint64_t guest_off, struct room *room);
 
 /* ---- alloc.c ---- */
 SUSPENDS int alloc_open(struct image *img, struct err *err);

@@ -251,7 +251,7 @@ SUSPENDS static int fill_table(struct image *img, const struct host_run *run, ui
     return blk_zero(img->blk, off, img->hdr.cluster_size, 0);
 }
 
-SUSPENDS static int own_table_locked(struct image *img, uint64_t index)
+SUSPENDS static int own_table_locked(struct image *img, uint64_t index, struct room *room)
 {
     uint64_t old_off = img->l1[index] & L1_OFFSET_MASK;
     struct host_run run;
@@ -273,6 +273,8 @@ SUSPENDS static int own_table_locked(struct image *img, uint64_t index)
         return rc;
     }
     img->unflushed = true;
+    record_table(img, room, index, img->l1[index],
+                 run.first << img->hdr.cluster_bits | ENTRY_COPIED);
     img->l1[index] = run.first << img->hdr.cluster_bits | ENTRY_COPIED | L1_PENDING;
     (void)vec_push(&img->l1_dirty, (uint32_t)index); /* reserved */
     if (!old_off) {
@@ -285,7 +287,7 @@ SUSPENDS static int own_table_locked(struct image *img, uint64_t index)
     return 0;
 }
 
-int map_own_table(struct image *img, uint64_t guest_off)
+int map_own_table(struct image *img, uint64_t guest_off, struct room *room)
 {
     uint64_t index = l1_index(img, guest_off);
 
@@ -294,7 +296,7 @@ int map_own_table(struct image *img, uint64_t guest_off)
     if (img->l1[index] & L1_OFFSET_MASK && img->l1[index] & ENTRY_COPIED)
         return 0;
     co_mutex_lock(&img->l1_lock);
-    int rc = own_table_locked(img, index);
+    int rc = own_table_locked(img, index, room);
     co_mutex_unlock(&img->l1_lock);
     return rc;
 }

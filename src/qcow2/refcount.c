@@ -323,7 +323,8 @@ int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
         forget_block(img, index, cluster);
         return rc;
     }
-    return vec_push(&img->reftable_dirty, (uint32_t)index);
+    rc = vec_push(&img->reftable_dirty, (uint32_t)index);
+    return rc < 0 ? rc : record_block(img, index);
 }
 
 /* ---- a larger table ---- */

@@ -156,18 +156,24 @@ static struct l2_entry new_entry(const struct image *img, const struct plan *p, 
     return l2_make_ext(word, l2_alloc_bits(old) | mask, l2_zero_bits(old) & ~mask);
 }
 
-static void update_entries(struct image *img, struct slice *s, const struct plan *p)
+static void update_entries(struct image *img, struct slice *s, const struct plan *p,
+                           struct room *room)
 {
+    struct journal_rec rec = {0};
     unsigned size = img->hdr.l2_entry_size;
     unsigned at = slice_index(img, p->guest_off);
 
     for (uint64_t i = 0; i < p->nr; i++) {
         struct l2_entry old = l2_get(&img->hdr, s->table, at + (unsigned)i);
 
-        l2_put(&img->hdr, s->table, at + (unsigned)i, new_entry(img, p, i, old));
+        struct l2_entry new = new_entry(img, p, i, old);
+
+        l2_put(&img->hdr, s->table, at + (unsigned)i, new);
+        record_entry(img, room, &rec, (p->first + i) << img->hdr.cluster_bits, old, new);
         if (!p->reuse)
             write_free_old(img, (p->first + i) << img->hdr.cluster_bits, old, false);
     }
+    record_put(img, room, &rec);
     cache_mark_dirty(img, s, at * size, (unsigned)p->nr * size);
 }
 
@@ -175,7 +181,8 @@ static void update_entries(struct image *img, struct slice *s, const struct plan
 
 /* Under the claim. */
 SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct plan *p,
-                                  struct iov_iter *iov, const struct image_below *below)
+                                  struct iov_iter *iov, const struct image_below *below,
+                                  struct room *room)
 {
     /* now, so that the update cannot fail; the pin keeps the table */
     int rc = cache_expand(img, s);
@@ -196,7 +203,7 @@ SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct pla
     struct iov_iter sub = iter_sub(iov, p->len);
     rc = cow_write(img, &w, &sub, below);
     if (rc == 0)
-        update_entries(img, s, p);
+        update_entries(img, s, p, room);
     else if (!p->reuse)
         alloc_give_back(img, p->run.first, p->run.nr);
     return rc;
@@ -205,7 +212,7 @@ SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct pla
 /* *ret_done 0: look again, somebody else was at these clusters. */
 SUSPENDS static int write_new(struct image *img, struct slice *s, uint64_t guest_off, uint64_t len,
                               struct iov_iter *iov, const struct image_below *below,
-                              uint64_t *ret_done)
+                              struct room *room, uint64_t *ret_done)
 {
     struct claim claim;
     struct plan p;
@@ -214,7 +221,7 @@ SUSPENDS static int write_new(struct image *img, struct slice *s, uint64_t guest
     *ret_done = 0;
     if (rc < 0 || !claim_take(img, &claim, p.first, p.first + p.nr - 1))
         return rc;
-    rc = write_claimed(img, s, &p, iov, below);
+    rc = write_claimed(img, s, &p, iov, below, room);
     claim_drop(&claim);
     if (rc == 0)
         *ret_done = p.len;
@@ -248,21 +255,27 @@ SUSPENDS static int write_slow(struct image *img, uint64_t guest_off, uint64_t l
 {
     struct slice *s;
     uint64_t host_off;
+    struct room room = {0};
     int rc = write_throttle(img);
 
     if (rc == 0)
-        rc = map_own_table(img, guest_off);
+        rc = room_take(img, guest_off, len, &room);
+    if (rc == 0)
+        rc = map_own_table(img, guest_off, &room);
     if (rc == 0)
         rc = map_pin(img, guest_off, &s);
-    if (rc < 0)
+    if (rc < 0) {
+        room_drop(img, &room);
         return rc;
+    }
     *ret_done = map_in_place(img, s, guest_off, len, &host_off);
     if (*ret_done) {
         rc = write_in_place(img, s, guest_off, host_off, *ret_done, iov, flags, ret_durable);
     } else {
         *ret_durable = false;
-        rc = write_new(img, s, guest_off, len, iov, below, ret_done);
+        rc = write_new(img, s, guest_off, len, iov, below, &room, ret_done);
     }
+    room_drop(img, &room);
     cache_put(img, s);
     return rc;
 }

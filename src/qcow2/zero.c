@@ -97,7 +97,7 @@ static uint64_t first_change(const struct image *img, const struct slice *s,
 }
 
 static void change_entry(struct image *img, struct slice *s, const struct zero_op *op,
-                         uint64_t guest_off)
+                         uint64_t guest_off, struct room *room, struct journal_rec *rec)
 {
     unsigned i = slice_index(img, guest_off), size = img->hdr.l2_entry_size;
     struct l2_entry old = l2_get(&img->hdr, s->table, i), e = zero_entry(img, op, guest_off, old);
@@ -105,6 +105,7 @@ static void change_entry(struct image *img, struct slice *s, const struct zero_o
     if (same_entry(old, e))
         return;
     l2_put(&img->hdr, s->table, i, e);
+    record_entry(img, room, rec, guest_off, old, e);
     cache_mark_dirty(img, s, i * size, size);
     if (l2_is_compressed(old) || l2_host_off(old) != l2_host_off(e))
         write_free_old(img, guest_off, old, op->mode == ZERO_DISCARD);
@@ -123,8 +124,9 @@ SUSPENDS static int check_entries(struct image *img, const struct slice *s, uint
 
 /* Clusters [start, end) of one pinned slice. *ret_done false: look again. */
 SUSPENDS static int zero_in_slice(struct image *img, struct slice *s, const struct zero_op *op,
-                                  uint64_t start, uint64_t end, bool *ret_done)
+                                  uint64_t start, uint64_t end, struct room *room, bool *ret_done)
 {
+    struct journal_rec rec = {0};
     struct claim claim;
     int rc = check_entries(img, s, start, end);
 
@@ -140,7 +142,8 @@ SUSPENDS static int zero_in_slice(struct image *img, struct slice *s, const stru
         return 0;
     rc = cache_expand(img, s);
     for (uint64_t at = start; rc == 0 && at < end; at += img->hdr.cluster_size)
-        change_entry(img, s, op, at);
+        change_entry(img, s, op, at, room, &rec);
+    record_put(img, room, &rec);
     claim_drop(&claim);
     *ret_done = true;
     return rc;
@@ -167,6 +170,7 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
     for (unsigned steps = 1; at < end; steps++) {
         struct slice *s;
         uint64_t n = MIN(end, slice_end(img, at)) - at;
+        struct room room = {0};
         bool done = true;
         int rc = image_check_writable(img);
 
@@ -178,13 +182,16 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
             at += n;
             continue;
         }
-        rc = map_own_table(img, at); /* made, or copied if a snapshot shares it */
+        rc = room_take(img, at, n, &room);
+        if (rc == 0)
+            rc = map_own_table(img, at, &room); /* made, or copied if a snapshot shares it */
         if (rc == 0)
             rc = map_pin(img, at, &s);
         if (rc == 0) {
-            rc = zero_in_slice(img, s, op, at, at + n, &done);
+            rc = zero_in_slice(img, s, op, at, at + n, &room, &done);
             cache_put(img, s);
         }
+        room_drop(img, &room);
         if (rc < 0)
             return rc;
         at += done ? n : 0;

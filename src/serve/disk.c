@@ -190,6 +190,8 @@ SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err
         if (rc == 0) /* a client may have come meanwhile */
             rc = check_rollback(s, name, node, arg_bool(args, "force", false), err);
     }
+    if (rc == 0 && s->opts->durability == SERVE_ACK)
+        rc = chain_start_ack(node->chain, err); /* no client is in it yet */
     if (rc < 0)
         return rc;
     serve_exports_suspend(s);

@@ -61,6 +61,10 @@ struct serve {
     const char *stop_reason; /* set: the end was asked for */
     struct wait_queue stop_wait;
     struct timer watch;
+    struct co_group write_back_group; /* writes changes of the map back in the background */
+    struct timer write_back;
+    struct co *write_back_co;
+    bool write_back_stop;
     bool damage_told;
 };
 

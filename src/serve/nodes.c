@@ -200,6 +200,7 @@ SUSPENDS static int open_alone(struct serve *s, const struct add *add, struct se
         .buffered = add->buffered,
         .prealloc_step = s->opts->prealloc_step,
         .discard = s->opts->discard_keep ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP,
+        .ack = add->writable && s->opts->durability == SERVE_ACK,
     };
     int rc = layer_open(add->filename, &opts, &node->layer, err);
 

@@ -15,7 +15,8 @@
 #include "rt/reactor.h"
 #include "serve/internal.h"
 
-#define WATCH_NS NSEC_PER_SEC
+#define WATCH_NS      NSEC_PER_SEC
+#define WRITE_BACK_NS NSEC_PER_SEC
 
 static const char *serve_name(const struct serve *s)
 {
@@ -139,16 +140,71 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
     return rc;
 }
 
+/* No change of the map is older than WRITE_BACK_NS on the device. */
+static void write_back_due(struct timer *t)
+{
+    struct serve *s = container_of(t, struct serve, write_back);
+
+    reactor_wake(s->write_back_co);
+}
+
+SUSPENDS static int write_back_main(void *arg)
+{
+    struct serve *s = arg;
+
+    timer_init(&s->write_back, write_back_due);
+    s->write_back_co = co_self();
+    while (!s->write_back_stop) {
+        timer_arm(&s->write_back, reactor_now() + WRITE_BACK_NS / 2);
+        reactor_sleep();
+        if (!s->write_back_stop && s->chain)
+            (void)chain_write_back_old(s->chain); /* an error is the next request's, too */
+    }
+    timer_disarm(&s->write_back);
+    s->write_back_co = NULL;
+    return 0;
+}
+
+/* What was lost when the disk was opened, or why answered writes are not recorded. */
+static void tell_ack_note(const struct serve *s)
+{
+    struct image *img = layer_image(chain_layer(s->chain, 0));
+
+    if (img && *image_ack_note(img))
+        serve_warn(s, "%s", image_ack_note(img));
+}
+
+/* Last, so that a start that fails changes nothing; no client was answered before. */
+SUSPENDS static int start_ack(struct serve *s, struct err *err)
+{
+    tell_ack_note(s);
+    if (s->opts->durability != SERVE_ACK)
+        return 0;
+    int rc = chain_start_ack(s->chain, err);
+    if (rc == 0)
+        tell_ack_note(s);
+    return rc;
+}
+
 SUSPENDS static int serve_start(struct serve *s, struct err *err)
 {
     int rc = signals_start(s, err);
 
     if (rc == 0)
         rc = open_disk(s, err);
+    bool is_held = rc == 0;
+    if (is_held)
+        chain_hold(s->chain);
+    if (rc == 0 && (rc = co_group_spawn(&s->write_back_group, write_back_main, s)) < 0)
+        err_errno(err, rc, "start");
     if (rc == 0)
         rc = serve_exports_start(s, err);
     if (rc == 0 && s->opts->qmp_path)
         rc = qmp_server_start(s->opts->qmp_path, serve_commands, s, &s->qmp, err);
+    if (rc == 0)
+        rc = start_ack(s, err);
+    if (is_held)
+        chain_release(s->chain);
     return rc;
 }
 
@@ -188,6 +244,10 @@ SUSPENDS static int serve_stop(struct serve *s, struct err *err)
     int rc = 0;
 
     refuse_and_drop(s);
+    s->write_back_stop = true;
+    if (s->write_back_co)
+        reactor_wake(s->write_back_co);
+    co_group_wait(&s->write_back_group);
     while (!list_empty(&s->nodes))
         serve_node_close(list_entry(s->nodes.next, struct serve_node, link), NULL);
     if (s->chain)
@@ -208,6 +268,7 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     list_init(&s.nodes);
     list_init(&s.job_notes);
     co_group_init(&s.group);
+    co_group_init(&s.write_back_group);
     wait_queue_init(&s.stop_wait);
     int rc = serve_start(&s, err);
     if (rc < 0) {

@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "rt/co.h"
 
-enum serve_durability { SERVE_FLUSH }; /* what an answered, unflushed write survives */
+enum serve_durability { SERVE_ACK, SERVE_FLUSH }; /* what an answered, unflushed write survives */
 
 struct serve_snapshot { /* a layer that is also exported read-only */
     const char *name;   /* export name, "<volume>@<snapshot>" */
@@ -24,6 +24,7 @@ struct serve_opts {
     const char *qmp_path; /* control socket; NULL: none */
     bool read_only;
     bool buffered;
+    enum serve_durability durability;
     bool discard_keep;          /* discarded clusters keep their place */
     uint64_t cache_bytes;       /* 0 default */
     uint64_t prealloc_step;     /* 0 default */

@@ -1,0 +1,129 @@
+/* Changes of the map into the journal: see journal.h. */
+#include "base/be.h"
+#include "base/bits.h"
+#include "base/check.h"
+#include "qcow2/internal.h"
+
+int room_take(struct image *img, uint64_t guest_off, uint64_t len, struct room *ret)
+{
+    uint64_t end = MIN(guest_off + len, slice_end(img, guest_off));
+    unsigned want = (unsigned)(guest_cluster(img, end - 1) - guest_cluster(img, guest_off)) + 2;
+
+    ret->left = 0;
+    while (img->ack.is_on && !journal_reserve(img->ack.journal, want)) {
+        /* full: a flush empties it, or those who hold the rest give it back */
+        if (journal_oldest(img->ack.journal) == journal_next(img->ack.journal)) {
+            wait_queue_sleep(&img->journal_room);
+            continue;
+        }
+        int rc = image_flush(img);
+        if (rc < 0)
+            return rc;
+    }
+    ret->left = img->ack.is_on ? want : 0;
+    return 0;
+}
+
+void room_drop(struct image *img, struct room *room)
+{
+    if (room->left && img->ack.is_on)
+        journal_unreserve(img->ack.journal, room->left);
+    room->left = 0;
+    wait_queue_wake_all(&img->journal_room);
+}
+
+static void append(struct image *img, struct room *room, const struct journal_rec *rec)
+{
+    DEBUG_CHECK(room->left > 0);
+    room->left--;
+    journal_append(img->ack.journal, rec);
+}
+
+void record_put(struct image *img, struct room *room, struct journal_rec *rec)
+{
+    if (rec->nr)
+        append(img, room, rec);
+    rec->nr = 0;
+}
+
+void record_entry(struct image *img, struct room *room, struct journal_rec *rec, uint64_t guest_off,
+                  struct l2_entry old, struct l2_entry new)
+{
+    uint64_t cluster = guest_cluster(img, guest_off);
+
+    if (!img->ack.is_on)
+        return;
+    if (rec->nr && rec->first + rec->nr == cluster && journal_extend(rec, &img->hdr, old, new))
+        return;
+    record_put(img, room, rec);
+    *rec = (struct journal_rec){
+        .kind = JOURNAL_ENTRIES, .nr = 1, .first = cluster, .old = old, .new = new};
+}
+
+void record_table(struct image *img, struct room *room, uint64_t index, uint64_t old, uint64_t new)
+{
+    struct journal_rec rec = {.kind = JOURNAL_TABLE, .nr = 1, .first = index};
+
+    if (!img->ack.is_on)
+        return;
+    rec.old.word = old & ~L1_MEMORY_BITS;
+    rec.new.word = new & ~L1_MEMORY_BITS;
+    append(img, room, &rec);
+}
+
+/* Without a place for it the table itself gets the entry at once: its block first. */
+SUSPENDS static int write_block_entry(struct image *img, uint64_t index)
+{
+    be64 word = be64_make(img->reftable[index]);
+    int rc = blk_flush(img->blk);
+
+    if (rc == 0)
+        rc = blk_write(img->blk, img->hdr.reftable_off + index * 8, &word, sizeof(word));
+    return rc;
+}
+
+int record_block(struct image *img, uint64_t index)
+{
+    struct journal_rec rec = {.kind = JOURNAL_BLOCK, .nr = 1, .first = index};
+
+    if (!img->ack.is_on)
+        return 0;
+    if (!journal_reserve_spare(img->ack.journal))
+        return write_block_entry(img, index);
+    rec.new.word = img->reftable[index];
+    journal_append(img->ack.journal, &rec);
+    return 0;
+}
+
+void record_run(struct image *img, struct host_run *run)
+{
+    if (!img->ack.is_on)
+        return;
+    if (run->place)
+        journal_run_set(img->ack.journal, (int)run->place - 1, run->first, run->nr);
+    else if (run->nr)
+        run->place = (unsigned)(journal_run_add(img->ack.journal, run->first, run->nr) + 1);
+    if (!run->nr)
+        run->place = 0;
+}
+
+void record_trim(struct image *img, uint64_t seq)
+{
+    if (!img->ack.is_on)
+        return;
+    journal_trim(img->ack.journal, seq);
+    wait_queue_wake_all(&img->journal_room);
+}
+
+int image_write_back_old(struct image *img)
+{
+    int rc = 0;
+
+    if (!img->writable || !img->ack.is_on)
+        return 0;
+    if (journal_oldest(img->ack.journal) < img->old_seq)
+        rc = image_write_back(img);
+    if (img->ack.is_on)
+        img->old_seq = journal_next(img->ack.journal);
+    return rc;
+}
