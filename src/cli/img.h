@@ -26,6 +26,13 @@ int img_create_options(struct img_create *c, const char *text, struct err *err);
 /* Makes the image. A file that was there is replaced only when the new one is complete; nothing is
  * left of a failed one. */
 SUSPENDS int img_create_file(const char *path, const struct img_create *c, struct err *err);
+/* Before a file is replaced: *ret holds its locks, so that nobody has it open (NULL: there is no
+ * such regular file). blk_close() lets go. -EBUSY names who has it. */
+SUSPENDS int img_hold_target(const char *path, struct blk **ret, struct err *err);
+/* Renames tmp to path, durably. */
+int img_put_in_place(const char *tmp, const char *path, struct err *err);
+/* A file in the making: removed when SIGINT, SIGTERM or SIGHUP ends the program. NULL: none. */
+void img_remove_on_signal(const char *path);
 
 /* The option every reading verb has. */
 #define IMG_OPT_FORMAT                                                                             \

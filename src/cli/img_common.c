@@ -1,5 +1,7 @@
 /* Formats, creation options and the making of new images: see img.h. */
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -75,7 +77,7 @@ static int set_option(struct img_create *c, const char *key, const char *value, 
     struct image_create_opts *q = &c->qcow2;
 
     if (!strcmp(key, "cluster_size"))
-        return parse_size(value, &q->cluster_size, err);
+        return parse_cluster_size(value, &q->cluster_size, err);
     if (!strcmp(key, "extended_l2"))
         return parse_bool(value, &q->extended_l2, err);
     if (!strcmp(key, "lazy_refcounts"))
@@ -152,12 +154,37 @@ SUSPENDS static int format_blk(struct blk *blk, const struct img_create *c, stru
     return !strcmp(c->format, "raw") ? format_raw(blk, c, err) : image_create(blk, &opts, err);
 }
 
-/* Refuses to replace what another program has open. */
-SUSPENDS static int check_unused(const char *path, struct blk **ret, struct err *err)
+int img_hold_target(const char *path, struct blk **ret, struct err *err)
 {
     struct blk_file_opts held = {.writable = true, .lock = BLK_LOCK_WRITE};
+    struct stat st;
 
+    *ret = NULL;
+    if (stat(path, &st) < 0 || !S_ISREG(st.st_mode))
+        return 0;
     return blk_file_open(path, &held, ret, err);
+}
+
+static char unfinished[PATH_MAX];
+
+static void on_signal(int sig)
+{
+    if (unfinished[0])
+        unlink(unfinished);
+    raise(sig); /* reset to its default: ends the program */
+}
+
+void img_remove_on_signal(const char *path)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction act = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+
+    unfinished[0] = '\0';
+    if (!path || strlen(path) >= sizeof(unfinished))
+        return;
+    memcpy(unfinished, path, strlen(path) + 1);
+    for (unsigned i = 0; i < ARRAY_SIZE(signals); i++)
+        sigaction(signals[i], &act, NULL);
 }
 
 SUSPENDS static int create_device(const char *path, const struct img_create *c, struct err *err)
@@ -173,8 +200,7 @@ SUSPENDS static int create_device(const char *path, const struct img_create *c, 
     return rc;
 }
 
-/* Puts the complete new file in the place of `path`, durably. */
-static int put_in_place(const char *tmp, const char *path, struct err *err)
+int img_put_in_place(const char *tmp, const char *path, struct err *err)
 {
     if (rename(tmp, path) < 0)
         return err_errno(err, -errno, "rename '%s' to '%s'", tmp, path);
@@ -197,33 +223,31 @@ SUSPENDS static int create_regular(const char *path, const struct img_create *c,
 
     if (asprintf(&tmp, "%s.new-%d", path, (int)getpid()) < 0)
         return -ENOMEM;
+    img_remove_on_signal(tmp);
     int rc = blk_file_open(tmp, &opts, &blk, err);
     if (rc < 0)
         return rc;
     rc = format_blk(blk, c, err);
     blk_close(blk);
     if (rc == 0)
-        rc = put_in_place(tmp, path, err);
+        rc = img_put_in_place(tmp, path, err);
     if (rc < 0)
         unlink(tmp);
+    img_remove_on_signal(NULL);
     return rc;
 }
 
 SUSPENDS int img_create_file(const char *path, const struct img_create *c, struct err *err)
 {
     struct stat st;
-    struct blk *old = NULL;
-    bool there = stat(path, &st) == 0;
+    struct blk *old;
 
-    if (there && S_ISBLK(st.st_mode))
+    if (stat(path, &st) == 0 && S_ISBLK(st.st_mode))
         return create_device(path, c, err);
-    if (there) {
-        int rc = check_unused(path, &old, err);
-
-        if (rc < 0)
-            return rc;
-    }
-    int rc = create_regular(path, c, err);
+    int rc = img_hold_target(path, &old, err);
+    if (rc < 0)
+        return rc;
+    rc = create_regular(path, c, err);
     blk_close(old);
     return rc;
 }

@@ -80,11 +80,28 @@ SUSPENDS static int copy(struct convert *c, struct chain *src, const char *targe
     return rc < 0 ? rc : close_rc;
 }
 
+SUSPENDS static int convert_into(struct convert *c, struct chain *src, const char *tmp,
+                                 const char *target, struct err *err)
+{
+    int rc = img_create_file(tmp, &c->target, err);
+
+    img_remove_on_signal(tmp);
+    if (rc == 0)
+        rc = copy(c, src, tmp, err);
+    if (rc == 0)
+        rc = img_put_in_place(tmp, target, err);
+    if (rc < 0)
+        unlink(tmp);
+    img_remove_on_signal(NULL);
+    return rc;
+}
+
 /* Makes the target beside its name and renames it when it is complete and durable. */
 SUSPENDS static int convert_new(struct convert *c, struct chain *src, const char *target,
                                 struct err *err)
 {
     _cleanup_(freep) char *tmp = NULL;
+    struct blk *old;
     struct stat st;
 
     c->target.size = align_up(chain_len(src), 512);
@@ -96,13 +113,11 @@ SUSPENDS static int convert_new(struct convert *c, struct chain *src, const char
     }
     if (asprintf(&tmp, "%s.part-%d", target, (int)getpid()) < 0)
         return -ENOMEM;
-    int rc = img_create_file(tmp, &c->target, err);
-    if (rc == 0)
-        rc = copy(c, src, tmp, err);
-    if (rc == 0 && rename(tmp, target) < 0)
-        rc = err_errno(err, -errno, "rename '%s' to '%s'", tmp, target);
+    int rc = img_hold_target(target, &old, err);
     if (rc < 0)
-        unlink(tmp);
+        return rc;
+    rc = convert_into(c, src, tmp, target, err);
+    blk_close(old);
     return rc;
 }
 

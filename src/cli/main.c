@@ -64,7 +64,8 @@ static int finish_output(int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return status;
-    fprintf(stderr, "varve: cannot write the output: %s\n", strerror(errno));
+    fprintf(stderr, "varve: %s, but the output could not be written: %s\n",
+            status == EXIT_DONE ? "done" : "failed", strerror(errno));
     return status == EXIT_DONE ? EXIT_FAILED : status;
 }
 

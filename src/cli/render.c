@@ -49,6 +49,13 @@ int parse_size(const char *text, uint64_t *ret, struct err *err)
     return 0;
 }
 
+int parse_cluster_size(const char *text, uint64_t *ret, struct err *err)
+{
+    int rc = parse_size(text, ret, err);
+
+    return rc == 0 && !*ret ? err_set(err, -EINVAL, "a cluster has at least 512 bytes") : rc;
+}
+
 int parse_bool(const char *text, bool *ret, struct err *err)
 {
     static const char *const words[] = {"off", "on", "false", "true", "no", "yes", "0", "1"};

@@ -12,6 +12,8 @@
 const char *render_size(uint64_t bytes, char *buf, size_t len);
 /* "128M", "1.5G", "4096": bytes. -EINVAL, -ERANGE with text. */
 int parse_size(const char *text, uint64_t *ret, struct err *err);
+/* The same, and not 0, which would mean the default. */
+int parse_cluster_size(const char *text, uint64_t *ret, struct err *err);
 /* on|off|true|false|yes|no|1|0 */
 int parse_bool(const char *text, bool *ret, struct err *err);
 /* Prints pretty JSON and a newline to stdout; takes the reference. */

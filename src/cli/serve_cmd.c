@@ -103,6 +103,8 @@ static int take_size(const struct args *args, const char *name, uint64_t *ret, s
     const char *text = args_value(args, name, NULL);
     int rc = text ? parse_size(text, ret, err) : 0;
 
+    if (rc == 0 && text && !*ret)
+        rc = err_set(err, -EINVAL, "must be more than 0");
     return rc < 0 ? err_prefix(err, rc, "--%s", name) : 0;
 }
 
@@ -148,6 +150,8 @@ SUSPENDS static int serve(struct target *t, struct err *err)
         return rc;
     if (is_path(what)) {
         t->opts.path = what;
+    } else if (t->opts.format) {
+        rc = err_set(err, -EINVAL, "--format is for files: a volume's name says its format");
     } else {
         rc = config_load(args_value(t->args, "config", NULL), &t->cfg, err);
         if (rc == 0)

@@ -22,7 +22,7 @@ static int create_options(const struct args *args, char *text, struct vol_create
             return err_set(err, -EINVAL, "option '%s' has no value", key);
         *eq = '\0';
         if (!strcmp(key, "cluster_size") || !strcmp(key, "cluster-size"))
-            rc = parse_size(eq + 1, &ret->cluster_size, err);
+            rc = parse_cluster_size(eq + 1, &ret->cluster_size, err);
         else if (!strcmp(key, "extended_l2") || !strcmp(key, "extended-l2")) {
             rc = parse_bool(eq + 1, &on, err);
             ret->extended_l2 = on;

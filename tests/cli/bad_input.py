@@ -158,6 +158,8 @@ def in_use():
         bad('img', 'resize', 'used.qcow2', '128M', says=['used.qcow2'], same=False)
         bad('img', 'create', 'used.qcow2', '1M', says=['used.qcow2'], same=False)
         bad('img', 'check', 'used.qcow2', says=['used.qcow2'], same=False)
+        for fmt in ('raw', 'qcow2'):
+            bad('img', 'convert', '-O', fmt, 'good.qcow2', 'used.qcow2', says=['used.qcow2'], same=False)
         varve('img', 'info', '-U', 'used.qcow2')
         rc, out = run('qemu-io', '-f', 'qcow2', '-c', 'write 0 64k', 'used.qcow2', rc=None)
         if rc == 0 or 'lock' not in out:
@@ -172,6 +174,22 @@ def in_use():
     bad('img', 'resize', 'used.qcow2', '128M', same=False)
     q.communicate()
     varve('img', 'resize', 'used.qcow2', '128M')
+
+
+def interrupted():
+    """ctrl-C leaves no half image behind"""
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', 'long.qcow2', '512M')
+    qio('long.qcow2', 'write -P 3 0 512M')
+    p = subprocess.Popen([VARVE, 'img', 'convert', '-O', 'raw', 'long.qcow2', 'long.raw'], stderr=subprocess.DEVNULL)
+    while not [f for f in os.listdir('.') if f.startswith('long.raw.part')] and p.poll() is None:
+        time.sleep(.001)
+    met = p.poll() is None
+    p.send_signal(signal.SIGINT)
+    p.wait()
+    left = [f for f in os.listdir('.') if f.startswith('long.raw')]
+    if met and (p.returncode != -signal.SIGINT or left):
+        raise Failed('interrupted conversion: status %s, left %s' % (p.returncode, left))
+    print('a conversion was interrupted' if met else 'the conversion was too fast to be interrupted')
 
 
 def config():
@@ -192,6 +210,9 @@ def config():
     bad('rollback', 'ok:a@nope', says=['nope'])
     bad('destroy', 'ok:a@nope', says=['nope'])
     bad('resize', 'ok:a', '512k')
+    bad('create', 'ok:b', '1M', '-o', 'cluster_size=0', says=['cluster'])
+    bad('serve', 'ok:a', '-f', 'raw', says=['--format'])
+    bad('serve', 'good.qcow2', '--cache-size', '0', says=['--cache-size'])
     bad('import', 'missing', 'ok:b', says=['missing'])
     bad('import', 'orphan.qcow2', 'ok:b', says=['backing'])
 
@@ -201,5 +222,6 @@ chains()
 options()
 full_and_read_only()
 in_use()
+interrupted()
 config()
 done('%d bad inputs refused' % cases)
