@@ -57,6 +57,7 @@ static int fill_opts(struct new_volume *nv, const struct vol_create_opts *opts, 
     nv->image =
         (struct image_create_opts){.version = 3, .cluster_size = cluster ? cluster : 64 * KIB};
     nv->image.extended_l2 = opts->extended_l2 >= 0 ? opts->extended_l2 : pool->extended_l2 == 1;
+    nv->prealloc_chosen = prealloc;
     return choose_prealloc(prealloc ? prealloc : "metadata", &nv->image.prealloc, err);
 }
 
@@ -145,6 +146,21 @@ SUSPENDS static int make_raw(const struct new_volume *nv, struct blk *blk, struc
     return rc < 0 ? err_errno(err, rc, "make '%s'", nv->tmp) : 0;
 }
 
+/* A preallocated disk needs a file as long as itself. Where that was nobody's wish and the file
+ * system has no such files, the disk is made without. */
+SUSPENDS static int make_qcow2(struct new_volume *nv, struct blk *blk, struct err *err)
+{
+    int rc = image_create(blk, &nv->image, err);
+
+    if (rc != -EFBIG || nv->image.prealloc == PREALLOC_OFF)
+        return rc;
+    if (nv->prealloc_chosen)
+        return err_prefix(err, rc, "preallocation needs a file as long as the disk");
+    op_say(nv->op->ctx, "the file system has no files of that length: made without preallocation");
+    nv->image.prealloc = PREALLOC_OFF;
+    return image_create(blk, &nv->image, err);
+}
+
 int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
 {
     struct blk_file_opts opts = {
@@ -159,7 +175,7 @@ int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
     if (rc < 0)
         return rc;
     crash_point("create-empty");
-    rc = raw ? make_raw(nv, blk, err) : image_create(blk, &nv->image, err);
+    rc = raw ? make_raw(nv, blk, err) : make_qcow2(nv, blk, err);
     blk_close(blk);
     crash_point("create-made");
     return rc;

@@ -6,6 +6,7 @@
 #include "vol/internal.h"
 
 struct new_volume {
+    bool prealloc_chosen; /* by the user or the pool, not a default */
     struct op *op;
     char vmid[16], stem[256];
     const char *format;             /* "qcow2" or "raw" */

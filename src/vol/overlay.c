@@ -44,6 +44,10 @@ int overlay_create(const struct pool *pool, const char *path, const char *backin
         return rc;
     crash_point("overlay-empty");
     rc = image_create(blk, &opts, err);
+    if (rc == -EFBIG && opts.prealloc) { /* no files as long as the disk: it grows as needed */
+        opts.prealloc = PREALLOC_OFF;
+        rc = image_create(blk, &opts, err);
+    }
     blk_close(blk);
     crash_point("overlay-written");
     if (rc == 0)

@@ -217,6 +217,20 @@ def config():
     bad('import', 'orphan.qcow2', 'ok:b', says=['backing'])
 
 
+def longer_than_files():
+    """a disk longer than the file system's files: made without preallocation, unless that was asked for"""
+    if os.statvfs(D).f_bsize and run('truncate', '-s', '20T', 'probe', rc=None)[0] == 0:
+        print('this file system has files of 20 TiB')
+    else:
+        bad('create', 'ok:huge', '20T', '-o', 'preallocation=metadata', says=['preallocation'])
+    if os.path.exists('probe'):
+        os.unlink('probe')
+    varve('create', 'ok:huge', '20T')
+    varve('snapshot', 'ok:huge@s')
+    varve('destroy', 'ok:huge@s')
+    varve('destroy', 'ok:huge')
+
+
 images()
 chains()
 options()
@@ -224,4 +238,5 @@ full_and_read_only()
 in_use()
 interrupted()
 config()
+longer_than_files()
 done('%d bad inputs refused' % cases)
