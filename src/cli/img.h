@@ -26,6 +26,8 @@ int img_create_options(struct img_create *c, const char *text, struct err *err);
 /* Makes the image. A file that was there is replaced only when the new one is complete; nothing is
  * left of a failed one. */
 SUSPENDS int img_create_file(const char *path, const struct img_create *c, struct err *err);
+/* The same for a file that must not be there yet, under its own name at once. */
+SUSPENDS int img_create_new(const char *path, const struct img_create *c, struct err *err);
 /* Before a file is replaced: *ret holds its locks, so that nobody has it open (NULL: there is no
  * such regular file). blk_close() lets go. -EBUSY names who has it. */
 SUSPENDS int img_hold_target(const char *path, struct blk **ret, struct err *err);

@@ -214,24 +214,31 @@ int img_put_in_place(const char *tmp, const char *path, struct err *err)
     return 0;
 }
 
-SUSPENDS static int create_regular(const char *path, const struct img_create *c, struct err *err)
+int img_create_new(const char *path, const struct img_create *c, struct err *err)
 {
     struct blk_file_opts opts = {
         .writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
-    _cleanup_(freep) char *tmp = NULL;
     struct blk *blk;
+    int rc = blk_file_open(path, &opts, &blk, err);
 
-    if (asprintf(&tmp, "%s.new-%d", path, (int)getpid()) < 0)
-        return -ENOMEM;
-    img_remove_on_signal(tmp);
-    int rc = blk_file_open(tmp, &opts, &blk, err);
     if (rc < 0)
         return rc;
     rc = format_blk(blk, c, err);
     blk_close(blk);
-    if (rc == 0)
-        rc = img_put_in_place(tmp, path, err);
     if (rc < 0)
+        unlink(path);
+    return rc;
+}
+
+SUSPENDS static int create_regular(const char *path, const struct img_create *c, struct err *err)
+{
+    _cleanup_(freep) char *tmp = NULL;
+
+    if (asprintf(&tmp, "%s.new-%d", path, (int)getpid()) < 0)
+        return -ENOMEM;
+    img_remove_on_signal(tmp);
+    int rc = img_create_new(tmp, c, err);
+    if (rc == 0 && (rc = img_put_in_place(tmp, path, err)) < 0)
         unlink(tmp);
     img_remove_on_signal(NULL);
     return rc;

@@ -83,9 +83,8 @@ SUSPENDS static int copy(struct convert *c, struct chain *src, const char *targe
 SUSPENDS static int convert_into(struct convert *c, struct chain *src, const char *tmp,
                                  const char *target, struct err *err)
 {
-    int rc = img_create_file(tmp, &c->target, err);
-
     img_remove_on_signal(tmp);
+    int rc = img_create_new(tmp, &c->target, err);
     if (rc == 0)
         rc = copy(c, src, tmp, err);
     if (rc == 0)
