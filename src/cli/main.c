@@ -1,7 +1,9 @@
 /* varve: finds the command, parses its arguments, runs it. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "cli/help.h"
 
 /* Words of the command line that name the command: "snapshot", or "img info". */
@@ -69,11 +71,23 @@ static int finish_output(int status)
     return status == EXIT_DONE ? EXIT_FAILED : status;
 }
 
+/* A descriptor that was closed for us would be the next file we open, and an image be read as the
+ * input or take our messages. What stands there instead fails as the closed one would: the input
+ * can be written only, the outputs be read only. */
+static void fill_standard_fds(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            abort();
+}
+
 int main(int argc, char **argv)
 {
     struct args args;
     int words = 0;
 
+    fill_standard_fds();
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {
         help_print();
