@@ -2,8 +2,9 @@
  * A regular file or block device: opening, what direct I/O asks of us, change of access.
  *
  * Opening runs as one call on a helper thread: open, lock, then (and only then) empty the file,
- * then look at its geometry. O_DIRECT is set on the open descriptor, so that a file system that
- * refuses it has not created a file already.
+ * then look at its geometry. Who had the file locked while we waited may have put another file
+ * under its name: what is locked is used only if it still is what the path names. O_DIRECT is set
+ * on the open descriptor, so that a file system that refuses it has not created a file already.
  *
  * Alignment of direct I/O, in this order: statx (Linux 6.1), for devices the logical block size,
  * else trial reads. The metadata unit is the physical block of the device, of a file's device if
@@ -21,6 +22,7 @@
 #include "rt/offload.h"
 
 #define UNKNOWN_UNIT 4096u /* safe where nothing tells */
+#define OPEN_TRIES   16u   /* of a path that names another file each time */
 
 /* ---- geometry (on a helper thread) ---- */
 
@@ -163,8 +165,18 @@ static int check_kind(int fd)
     return S_ISREG(st.st_mode) || S_ISBLK(st.st_mode) ? 0 : -EINVAL;
 }
 
-/* Opened: lock, empty, look. */
-static int set_up(struct file_blk *f, const struct blk_file_opts *opts, struct err *err)
+/* A lock holds by file, not by name. */
+static bool is_named(int fd, const char *path)
+{
+    struct stat mine, there;
+
+    return fstat(fd, &mine) == 0 && stat(path, &there) == 0 && mine.st_dev == there.st_dev &&
+           mine.st_ino == there.st_ino;
+}
+
+/* Opened: lock, empty, look. -ESTALE: the path (may be NULL) names another file by now. */
+static int set_up(struct file_blk *f, const char *path, const struct blk_file_opts *opts,
+                  struct err *err)
 {
     const char *name = f->blk.name;
     int rc = check_kind(f->fd);
@@ -176,6 +188,8 @@ static int set_up(struct file_blk *f, const struct blk_file_opts *opts, struct e
         if (rc < 0)
             return rc;
         f->lock = opts->lock;
+        if (path && opts->lock != BLK_LOCK_NONE && !is_named(f->fd, path))
+            return err_set(err, -ESTALE, "open '%s': it is another file each time", name);
     }
     /* a device is not emptied: -EINVAL of ftruncate */
     if (rc == 0 && opts->create && opts->truncate && ftruncate(f->fd, 0) < 0 && errno != EINVAL)
@@ -185,21 +199,29 @@ static int set_up(struct file_blk *f, const struct blk_file_opts *opts, struct e
     return rc < 0 ? err_errno(err, rc, "open '%s'", name) : 0;
 }
 
-static int do_open(void *arg)
+static int open_once(struct open_call *c)
 {
-    struct open_call *c = arg;
-
-    if (!c->path)
-        return set_up(c->f, c->opts, c->err);
     c->f->fd = open_path(c->path, c->opts);
     if (c->f->fd < 0)
         return err_errno(c->err, c->f->fd, "open '%s'", c->path);
-    int rc = set_up(c->f, c->opts, c->err);
+    int rc = set_up(c->f, c->path, c->opts, c->err);
     if (rc < 0) {
         close(c->f->fd);
         if (c->opts->create && !c->opts->truncate)
             unlink(c->path); /* ours: O_EXCL */
     }
+    return rc;
+}
+
+static int do_open(void *arg)
+{
+    struct open_call *c = arg;
+    int rc = -ESTALE;
+
+    if (!c->path)
+        return set_up(c->f, NULL, c->opts, c->err);
+    for (unsigned i = 0; rc == -ESTALE && i < OPEN_TRIES; i++)
+        rc = open_once(c);
     return rc;
 }
 

@@ -10,6 +10,7 @@ struct target {
     const struct args *args;
     struct config *cfg;
     struct vol_info *vol; /* NULL: a plain file */
+    struct vol_opening *opening; /* keeps operations away until the disk is open */
     struct serve_opts opts;
     struct serve_snapshot *snaps;
     char **strings; /* owned texts of opts */
@@ -69,9 +70,23 @@ static int make_runtime_dir(const char *socket, struct err *err)
     return 0;
 }
 
+static void say(void *ctx, const char *line)
+{
+    struct target *t = ctx;
+
+    fprintf(stderr, "varve serve: %s: %s\n", args_operand(t->args, 0), line);
+}
+
+static void opened(void *ctx)
+{
+    struct target *t = ctx;
+
+    vol_opening_end(TAKE_PTR(t->opening));
+}
+
 SUSPENDS static int find_volume(struct target *t, struct err *err)
 {
-    struct vol_ctx ctx = {.cfg = t->cfg};
+    struct vol_ctx ctx = {.cfg = t->cfg, .say = say, .ctx = t};
     const struct pool *pool;
     struct vol_name name;
     int rc = vol_parse(args_operand(t->args, 0), &name, err);
@@ -81,7 +96,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     if (rc == 0)
         rc = config_pool(t->cfg, name.pool, &pool, err);
     if (rc == 0)
-        rc = vol_recover_volume(&ctx, &name, err);
+        rc = vol_opening_begin(&ctx, &name, &t->opening, err);
     if (rc == 0)
         rc = vol_info_get(t->cfg, &name, &t->vol, err);
     if (rc < 0)
@@ -91,6 +106,8 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     t->opts.volume = t->vol->name;
     t->opts.volume_id = t->vol->id;
     t->opts.qmp_path = t->vol->qmp_path;
+    t->opts.opened = opened;
+    t->opts.opened_ctx = t;
     t->opts.read_only |= !strcmp(t->vol->kind, "base");
     if (!t->opts.cache_bytes)
         t->opts.cache_bytes = pool->cache_size;
@@ -182,6 +199,7 @@ static int run_serve(const struct args *args)
     free(t.strings);
     free(t.snaps);
     free((void *)(uintptr_t)t.opts.exports);
+    vol_opening_end(t.opening);
     vol_info_free(t.vol);
     config_free(t.cfg);
     return status;

@@ -451,8 +451,8 @@ SUSPENDS static int listener(void *arg)
     return 0;
 }
 
-SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *commands, void *ctx,
-                              struct qmp_server **ret, struct err *err)
+SUSPENDS int qmp_server_listen(const char *path, const struct qmp_command *commands, void *ctx,
+                               struct qmp_server **ret, struct err *err)
 {
     _cleanup_(freep) char *copy = strdup(path);
     _cleanup_(freep) struct qmp_server *server = calloc(1, sizeof(*server));
@@ -468,14 +468,29 @@ SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *comman
     wait_queue_init(&server->command_wait);
     wait_queue_init(&server->idle_wait);
     co_group_init(&server->group);
-    if (co_group_spawn(&server->group, listener, server) < 0) {
-        close(server->listen_fd);
-        unlink(path);
-        return err_errno(err, -ENOMEM, "QMP socket '%s'", path);
-    }
     server->path = TAKE_PTR(copy);
     *ret = TAKE_PTR(server);
     return 0;
+}
+
+SUSPENDS int qmp_server_accept(struct qmp_server *server, struct err *err)
+{
+    int rc = co_group_spawn(&server->group, listener, server);
+
+    return rc < 0 ? err_errno(err, rc, "QMP socket '%s'", server->path) : 0;
+}
+
+SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *commands, void *ctx,
+                              struct qmp_server **ret, struct err *err)
+{
+    struct qmp_server *server;
+    int rc = qmp_server_listen(path, commands, ctx, &server, err);
+
+    if (rc == 0 && (rc = qmp_server_accept(server, err)) < 0)
+        qmp_server_stop(server);
+    else if (rc == 0)
+        *ret = server;
+    return rc;
 }
 
 static void grace_over(struct timer *t)

@@ -1,6 +1,9 @@
 /*
  * The life of a server: open the disk, offer it, wait until told to stop, close cleanly.
  *
+ * Order of the start: the disk is opened and locked; the control socket listens, so that whoever
+ * finds the disk locked finds its server, too; clients are let in; commands are taken.
+ *
  * Order of the end: no further commands; clients dropped once their requests are answered; jobs
  * cancelled; control socket closed; nodes and disk closed, top first. Whatever was opened is
  * closed, on a failed start too.
@@ -197,12 +200,16 @@ SUSPENDS static int serve_start(struct serve *s, struct err *err)
         chain_hold(s->chain);
     if (rc == 0 && (rc = co_group_spawn(&s->write_back_group, write_back_main, s)) < 0)
         err_errno(err, rc, "start");
+    if (rc == 0 && s->opts->qmp_path)
+        rc = qmp_server_listen(s->opts->qmp_path, serve_commands, s, &s->qmp, err);
+    if (rc == 0 && s->opts->opened)
+        s->opts->opened(s->opts->opened_ctx);
     if (rc == 0)
         rc = serve_exports_start(s, err);
-    if (rc == 0 && s->opts->qmp_path)
-        rc = qmp_server_start(s->opts->qmp_path, serve_commands, s, &s->qmp, err);
     if (rc == 0)
         rc = start_ack(s, err);
+    if (rc == 0 && s->qmp)
+        rc = qmp_server_accept(s->qmp, err);
     if (is_held)
         chain_release(s->chain);
     return rc;

@@ -33,6 +33,10 @@ struct serve_opts {
     const struct serve_snapshot *snapshots;
     unsigned nb_snapshots;
     unsigned max_connections;
+    /* Called once when the disk is open and locked and the control socket can be connected to, before
+     * any client is let in. May be NULL. */
+    void (*opened)(void *ctx);
+    void *opened_ctx;
 };
 /* Opens, exports, sends READY=1 to sd_notify's socket, prints one line per export on stdout, serves
  * until SIGTERM/SIGINT or QMP quit, then closes cleanly (STOPPING=1 first). 0 or -errno. */

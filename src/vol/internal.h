@@ -116,6 +116,7 @@ struct cfile *cvol_last_leaf(const struct catalog *cat, const struct cvol *vol);
 
 /* ---- runtime.c ---- */
 const char *runtime_dir(void);
+uint64_t text_hash(const char *s);
 /* Does somebody answer on this socket? */
 bool socket_is_served(const char *path);
 char *cvol_qmp_path(const struct catalog *cat, const struct cvol *vol);
@@ -142,17 +143,16 @@ char *path_dir(const char *path);
 char *path_relative(const char *dir, const char *path);
 
 /* ---- lock.c ---- */
-struct flock_file {
+struct pool_lock {
     int fd; /* -1: not held */
-    char *path;
 };
 /* Waits up to ten seconds; -EBUSY. Pools with `lock none` take none. */
-SUSPENDS int lock_pool(const struct pool *pool, const char *images, struct flock_file *ret,
+SUSPENDS int lock_pool(const struct pool *pool, const char *images, struct pool_lock *ret,
                        struct err *err);
 /* Does not wait: -EBUSY with the volume's name. */
 int lock_volume(const struct pool *pool, const char *images, const char *vmid, const char *stem,
-                struct flock_file *ret, struct err *err);
-void lock_release(struct flock_file *lock); /* harmless when not held */
+                struct pool_lock *ret, struct err *err);
+void lock_release(struct pool_lock *lock); /* harmless when not held */
 
 /* ---- intent.c ---- */
 struct intent {
@@ -193,8 +193,8 @@ struct op {
     char id[24];
     char *images;
     struct catalog *cat;
-    struct flock_file pool_lock;
-    VEC(struct flock_file) vol_locks;
+    struct pool_lock pool_lock;
+    VEC(struct pool_lock) vol_locks;
     struct intent *intent;
 };
 /* Opens the pool; with `name` finishes what is left of that volume; takes pool lock and volume
@@ -312,7 +312,7 @@ struct commit_plan {
     char *stem, *name;     /* name: the snapshot's */
     char *child_snap;      /* NULL: the child is the current element */
     bool begun;            /* the snapshot may have been changed */
-    struct remote *remote; /* NULL: idle, or not in the server's disk */
+    struct remote *remote; /* NULL: idle; its disk need not contain the files */
 };
 /* Paths from plain names. -ENOMEM. */
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,

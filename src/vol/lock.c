@@ -1,39 +1,53 @@
 /*
- * Locks of the manager, by flock() on files in <pool>/images/.varve: they go with their process,
- * also over NFS and cluster file systems.
+ * Locks of the manager: byte ranges of one file, <pool>/images/.varve/lock, by open file (F_OFD): they
+ * go with their process, also over NFS and cluster file systems.
  *
- *   pool         held for milliseconds: while names are looked at and an intent is written
- *   vol-...      held for a whole operation on a volume
+ *   byte 0               the pool: held for milliseconds, while names are looked at and an intent is
+ *                        written
+ *   1 + hash of a name   a volume: held for a whole operation on it, and while its server starts
  *
- * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Lock files are
- * removed when released: who gets a lock looks whether the path still is the file it locked.
+ * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Nobody waits for
+ * a volume's lock while holding the pool's. The file stays: on a full storage a lock that is to
+ * precede a deletion needs no room. Two names of one hash merely exclude each other.
  */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include "rt/reactor.h"
 #include "rt/timer.h"
 #include "vol/internal.h"
 
+#define LOCK_FILE         "lock"
 #define POOL_LOCK_WAIT_NS (10 * NSEC_PER_SEC)
+#define POOL_BYTE         0
+#define VOLUME_BYTES      (1ull << 62)
 
 static bool takes_locks(const struct pool *pool)
 {
     return !pool->lock || strcmp(pool->lock, "none") != 0;
 }
 
-/* 0, -EAGAIN held by another, or another error. */
-static int try_lock(const char *path, int *ret_fd)
+static off_t volume_byte(const char *vmid, const char *stem)
 {
+    char name[300];
+
+    snprintf(name, sizeof(name), "%s/%s", vmid, stem);
+    return (off_t)(1 + text_hash(name) % VOLUME_BYTES);
+}
+
+/* 0, -EAGAIN held by another, or another error. */
+static int try_lock(const char *path, off_t byte, int *ret_fd)
+{
+    struct flock fl = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+
     for (;;) {
         struct stat mine, there;
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 
         if (fd < 0)
             return -errno;
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-            int rc = errno == EWOULDBLOCK ? -EAGAIN : -errno;
+        if (fcntl(fd, F_OFD_SETLK, &fl) < 0) {
+            int rc = errno == EACCES ? -EAGAIN : -errno;
 
             close(fd);
             return rc;
@@ -42,35 +56,33 @@ static int try_lock(const char *path, int *ret_fd)
             *ret_fd = fd;
             return 0;
         }
-        close(fd); /* its last owner has just removed it */
+        close(fd); /* somebody has just tidied it away */
     }
 }
 
-static int own_dir(const char *images, char **ret, struct err *err)
+static int lock_path(const char *images, char **ret, struct err *err)
 {
     _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
-    int rc = dir ? store_mkdir(images, err) : -ENOMEM;
+    int rc = dir ? store_mkdir(images, err) : err_set(err, -ENOMEM, "out of memory");
 
     if (rc == 0)
         rc = store_mkdir(dir, err);
-    if (rc == 0)
-        *ret = TAKE_PTR(dir);
-    return rc;
+    if (rc < 0)
+        return rc;
+    *ret = path_join(dir, LOCK_FILE);
+    return *ret ? 0 : err_set(err, -ENOMEM, "out of memory");
 }
 
-int lock_pool(const struct pool *pool, const char *images, struct flock_file *ret, struct err *err)
+int lock_pool(const struct pool *pool, const char *images, struct pool_lock *ret, struct err *err)
 {
-    _cleanup_(freep) char *dir = NULL;
-    int fd = -1, rc = own_dir(images, &dir, err);
+    _cleanup_(freep) char *path = NULL;
+    int fd = -1, rc = lock_path(images, &path, err);
 
     if (rc < 0)
         return rc;
-    _cleanup_(freep) char *path = path_join(dir, "pool");
-    if (!path)
-        return err_set(err, -ENOMEM, "out of memory");
     uint64_t deadline = reactor_now() + POOL_LOCK_WAIT_NS;
     while (takes_locks(pool)) {
-        rc = try_lock(path, &fd);
+        rc = try_lock(path, POOL_BYTE, &fd);
         if (rc != -EAGAIN)
             break;
         if (reactor_now() > deadline)
@@ -79,36 +91,31 @@ int lock_pool(const struct pool *pool, const char *images, struct flock_file *re
     }
     if (rc < 0)
         return err_errno(err, rc, "lock '%s'", path);
-    *ret = (struct flock_file){fd, TAKE_PTR(path)};
+    *ret = (struct pool_lock){fd};
     return 0;
 }
 
 int lock_volume(const struct pool *pool, const char *images, const char *vmid, const char *stem,
-                struct flock_file *ret, struct err *err)
+                struct pool_lock *ret, struct err *err)
 {
-    _cleanup_(freep) char *dir = NULL, *path = NULL;
-    int fd = -1, rc = own_dir(images, &dir, err);
+    _cleanup_(freep) char *path = NULL;
+    int fd = -1, rc = lock_path(images, &path, err);
 
     if (rc < 0)
         return rc;
-    if (asprintf(&path, "%s/vol-%s-%s", dir, vmid, stem) < 0)
-        return err_set(err, -ENOMEM, "out of memory");
-    rc = takes_locks(pool) ? try_lock(path, &fd) : 0;
+    rc = takes_locks(pool) ? try_lock(path, volume_byte(vmid, stem), &fd) : 0;
     if (rc == -EAGAIN)
         return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool->id,
                        vmid, *vmid ? "/" : "", stem);
     if (rc < 0)
         return err_errno(err, rc, "lock '%s'", path);
-    *ret = (struct flock_file){fd, TAKE_PTR(path)};
+    *ret = (struct pool_lock){fd};
     return 0;
 }
 
-void lock_release(struct flock_file *lock)
+void lock_release(struct pool_lock *lock)
 {
-    if (lock->path && lock->fd >= 0) {
-        unlink(lock->path);
+    if (lock->fd >= 0)
         close(lock->fd);
-    }
-    free(lock->path);
-    *lock = (struct flock_file){-1, NULL};
+    lock->fd = -1;
 }

@@ -14,7 +14,12 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/check.h"
+#include "rt/reactor.h"
+#include "rt/timer.h"
 #include "vol/internal.h"
+
+#define VOLUME_WAIT_NS (2 * NSEC_PER_SEC)
+#define VOLUME_POLL_NS (5 * NSEC_PER_MSEC)
 
 void op_say(const struct vol_ctx *ctx, const char *fmt, ...)
 {
@@ -40,7 +45,7 @@ char *op_tmp_path(const struct op *op, const char *dir, const char *what)
 
 int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err)
 {
-    struct flock_file lock;
+    struct pool_lock lock;
 
     if (op->ctx->dry_run)
         return 0;
@@ -54,6 +59,14 @@ int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err
     return 0;
 }
 
+static void release_locks(struct op *op)
+{
+    vec_for_each(lock, &op->vol_locks)
+        lock_release(lock);
+    vec_free(&op->vol_locks);
+    lock_release(&op->pool_lock);
+}
+
 SUSPENDS static int take_locks(struct op *op, const struct vol_name *names, unsigned nr,
                                struct err *err)
 {
@@ -61,6 +74,20 @@ SUSPENDS static int take_locks(struct op *op, const struct vol_name *names, unsi
 
     for (unsigned i = 0; i < nr && rc == 0; i++)
         rc = op_lock_volume(op, names[i].vmid, names[i].name, err);
+    return rc;
+}
+
+/* Short operations and a server that is starting are waited for; nothing is held meanwhile. */
+SUSPENDS static int take_locks_soon(struct op *op, const struct vol_name *names, unsigned nr,
+                                    struct err *err)
+{
+    uint64_t deadline = reactor_now() + VOLUME_WAIT_NS;
+    int rc;
+
+    while ((rc = take_locks(op, names, nr, err)) == -EBUSY && reactor_now() < deadline) {
+        release_locks(op);
+        timer_sleep(VOLUME_POLL_NS);
+    }
     return rc;
 }
 
@@ -84,7 +111,7 @@ static int refuse_pending(struct op *op, const struct vol_name *names, unsigned 
 int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
              unsigned nr, struct op *ret, struct err *err)
 {
-    struct op op = {.ctx = ctx, .pool_lock = {-1, NULL}};
+    struct op op = {.ctx = ctx, .pool_lock = {-1}};
     int rc = config_pool(ctx->cfg, pool_id, &op.pool, err);
 
     if (rc == 0)
@@ -95,7 +122,7 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
     for (unsigned i = 0; i < nr && rc == 0 && !ctx->dry_run; i++)
         rc = recover_pool(ctx, op.pool, op.images, names[i].vmid, names[i].name, err);
     if (rc == 0 && !ctx->dry_run)
-        rc = take_locks(&op, names, nr, err);
+        rc = take_locks_soon(&op, names, nr, err);
     if (rc == 0 && !ctx->dry_run)
         rc = refuse_pending(&op, names, nr, err);
     if (rc == 0)
@@ -111,10 +138,7 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
 void op_end(struct op *op)
 {
     intent_leave(TAKE_PTR(op->intent));
-    vec_for_each(lock, &op->vol_locks)
-        lock_release(lock);
-    vec_free(&op->vol_locks);
-    lock_release(&op->pool_lock);
+    release_locks(op);
     catalog_free(TAKE_PTR(op->cat));
     free(TAKE_PTR(op->images));
 }

@@ -9,7 +9,12 @@
 #include <dirent.h>
 #include <string.h>
 #include "base/check.h"
+#include "rt/reactor.h"
+#include "rt/timer.h"
 #include "vol/internal.h"
+
+#define OPENING_WAIT_NS (5 * NSEC_PER_SEC)
+#define OPENING_POLL_NS (5 * NSEC_PER_MSEC)
 
 struct recovery {
     const struct vol_ctx *ctx;
@@ -17,6 +22,8 @@ struct recovery {
     const char *images;
     const char *vmid, *stem; /* NULL: of all volumes */
     bool long_too;
+    bool start; /* to open that volume: a snapshot's deletion reads right however far it came */
+    bool held;  /* the caller holds that volume's lock */
 };
 
 static bool any_intent(const char *images)
@@ -32,7 +39,7 @@ static bool any_intent(const char *images)
     return found;
 }
 
-static int lock_volumes(const struct recovery *r, const struct intent *in, struct flock_file *locks,
+static int lock_volumes(const struct recovery *r, const struct intent *in, struct pool_lock *locks,
                         size_t nr, struct err *err)
 {
     const json_t *vols = json_object_get(in->json, "vols");
@@ -45,6 +52,9 @@ static int lock_volumes(const struct recovery *r, const struct intent *in, struc
 
         if (!intent_name(vol, "stem") || strchr(intent_str(vol, "vmid"), '/'))
             return err_set(err, -EUCLEAN, "'%s' is damaged", in->path);
+        if (r->held && strcmp(intent_str(vol, "vmid"), r->vmid) == 0 &&
+            strcmp(intent_str(vol, "stem"), r->stem) == 0)
+            continue;
         rc = lock_volume(r->pool, r->images, intent_str(vol, "vmid"), intent_str(vol, "stem"),
                          &locks[i], err);
     }
@@ -71,7 +81,7 @@ SUSPENDS static int dispatch(const struct recovery *r, struct intent *in, bool *
 SUSPENDS static int recover_one(const struct recovery *r, struct intent *in, struct err *err)
 {
     size_t nr = json_array_size(json_object_get(in->json, "vols"));
-    _cleanup_(freep) struct flock_file *locks = calloc(nr + 1, sizeof(*locks));
+    _cleanup_(freep) struct pool_lock *locks = calloc(nr + 1, sizeof(*locks));
     bool left = false;
     int rc = locks ? lock_volumes(r, in, locks, nr, err) : err_set(err, -ENOMEM, "out of memory");
 
@@ -95,7 +105,7 @@ SUSPENDS static int recover_one(const struct recovery *r, struct intent *in, str
 SUSPENDS static int claim_all(const struct pool *pool, const char *images, struct intents *ret,
                               struct err *err)
 {
-    struct flock_file lock = {-1, NULL};
+    struct pool_lock lock = {-1};
     int rc = lock_pool(pool, images, &lock, err);
 
     if (rc == 0)
@@ -104,16 +114,15 @@ SUSPENDS static int claim_all(const struct pool *pool, const char *images, struc
     return rc;
 }
 
-SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *pool,
-                                const char *images, const char *vmid, const char *stem,
-                                bool long_too, struct err *err)
+/* Another volume's trouble stops nobody else. */
+SUSPENDS static int recover_all(struct recovery r, struct err *err)
 {
-    struct recovery r = {ctx, pool, images, vmid, stem, false};
     struct intents list = {0};
+    bool long_too = r.long_too;
 
-    if (!any_intent(images))
+    if (!any_intent(r.images))
         return 0;
-    int rc = claim_all(pool, images, &list, err);
+    int rc = claim_all(r.pool, r.images, &list, err);
     if (rc < 0)
         return rc;
     vec_for_each(it, &list.list) {
@@ -124,11 +133,12 @@ SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *po
             intent_leave(in);
             continue;
         }
-        bool mine = !stem || intent_concerns(in, vmid, stem);
+        bool mine = !r.stem || intent_concerns(in, r.vmid, r.stem);
+        bool harmless = !mine || (r.start && strcmp(intent_op(in), "destroy-snapshot") == 0);
         r.long_too = long_too && mine;
         int one = recover_one(&r, in, &why);
-        if (one < 0 && !mine)
-            op_say(ctx, "%s", err_text(&why)); /* another volume's trouble stops nobody else */
+        if (one < 0 && harmless)
+            op_say(r.ctx, "%s", err_text(&why));
         else if (one < 0 && rc == 0)
             rc = err_set(err, one, "%s", err_text(&why));
     }
@@ -139,7 +149,8 @@ SUSPENDS static int recover_all(const struct vol_ctx *ctx, const struct pool *po
 int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                  const char *vmid, const char *stem, struct err *err)
 {
-    return recover_all(ctx, pool, images, vmid, stem, stem != NULL, err);
+    return recover_all((struct recovery){ctx, pool, images, vmid, stem, .long_too = stem != NULL},
+                       err);
 }
 
 int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *err)
@@ -150,13 +161,59 @@ int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *
     return rc < 0 ? rc : recover_pool(ctx, pool, images, NULL, NULL, err);
 }
 
-int vol_recover_volume(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err)
+/* ---- before a volume is opened ---- */
+
+struct vol_opening {
+    struct pool_lock lock;
+};
+
+/* An operation of hours, or a storage that is full or read-only, keeps no disk from starting: the
+ * images' own locks, and their openers' look at the names, exclude what would do harm. */
+SUSPENDS static void lock_to_open(const struct vol_ctx *ctx, const struct pool *pool,
+                                  const char *images, const struct vol_name *name,
+                                  struct pool_lock *ret)
 {
+    uint64_t deadline = reactor_now() + OPENING_WAIT_NS;
+    struct err err = {0};
+    int rc;
+
+    ret->fd = -1;
+    while ((rc = lock_volume(pool, images, name->vmid, name->name, ret, &err)) == -EBUSY &&
+           reactor_now() < deadline)
+        timer_sleep(OPENING_POLL_NS);
+    if (rc < 0 && rc != -EROFS)
+        op_say(ctx, "%s; the volume is opened beside it", err_text(&err));
+}
+
+int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
+                      struct vol_opening **ret, struct err *err)
+{
+    struct vol_opening *opening = calloc(1, sizeof(*opening));
     _cleanup_(freep) char *images = NULL;
     const struct pool *pool;
-    int rc = config_pool(ctx->cfg, name->pool, &pool, err);
+    int rc = opening ? config_pool(ctx->cfg, name->pool, &pool, err)
+                     : err_set(err, -ENOMEM, "out of memory");
 
     if (rc == 0)
         rc = store_open(pool, &images, err);
-    return rc < 0 ? rc : recover_all(ctx, pool, images, name->vmid, name->name, false, err);
+    if (rc < 0) {
+        free(opening);
+        return rc;
+    }
+    lock_to_open(ctx, pool, images, name, &opening->lock);
+    rc = recover_all((struct recovery){ctx, pool, images, name->vmid, name->name, .start = true,
+                                       .held = opening->lock.fd >= 0},
+                     err);
+    if (rc < 0)
+        vol_opening_end(opening);
+    else
+        *ret = opening;
+    return rc;
+}
+
+void vol_opening_end(struct vol_opening *opening)
+{
+    if (opening)
+        lock_release(&opening->lock);
+    free(opening);
 }

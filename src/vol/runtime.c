@@ -22,7 +22,7 @@ const char *runtime_dir(void)
     return dir && *dir ? dir : "/run/varve";
 }
 
-static uint64_t hash_text(const char *s)
+uint64_t text_hash(const char *s)
 {
     uint64_t h = 0xcbf29ce484222325ull;
 
@@ -40,7 +40,7 @@ static char *qmp_path(const char *pool, const char *vmid, const char *stem)
         return NULL;
     if (strlen(ret) <= SOCKET_PATH_MAX)
         return ret;
-    uint64_t hash = hash_text(ret);
+    uint64_t hash = text_hash(ret);
     free(ret);
     if (asprintf(&ret, "%s/%s/%s%s%.16s~%016llx.qmp", runtime_dir(), pool, vmid, slash, stem,
                  (unsigned long long)hash) < 0)

@@ -141,9 +141,13 @@ SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, 
                         bool relative, struct err *err);
 /* Finishes or undoes own intents of the pool; every operation and `serve` calls it first. */
 SUSPENDS int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *err);
-/* The same for what `name` needs before it is opened: another volume's trouble is told through ctx->say only. Long
- * merges are left; the chain reads right as it is. */
-SUSPENDS int vol_recover_volume(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err);
+/* Before a volume's files are opened by name: waits for operations on it, finishes what such have left, and
+ * keeps new ones away until vol_opening_end(), so that the names stay what they are. An operation that takes long is
+ * not waited for, long merges are left, and so is another volume's trouble: told through ctx->say. */
+struct vol_opening;
+SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name, struct vol_opening **ret,
+                               struct err *err);
+void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
 /* Reports debris and broken chains, one line a finding through ctx->say; repairs them if asked. *ret_bad =
  * findings left that need repair; *ret_notes = harmless ones (stray files). */
 SUSPENDS int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repair,

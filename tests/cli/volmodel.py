@@ -151,7 +151,8 @@ class Pool:
         """what operations leave while they run: must be gone afterwards"""
         out = []
         for folder, _, names in os.walk(self.images):
-            out += [os.path.join(folder, n) for n in names if n.startswith('.varve-') or '/.varve' in folder]
+            out += [os.path.join(folder, n) for n in names if n.startswith('.varve-') or
+                    ('/.varve' in folder and n not in ('lock', 'spare'))]
         return out
 
 
