@@ -228,6 +228,25 @@ SUSPENDS static int find_nodes(struct served *s, struct err *err)
         rc = remote_node_called(s->r, cp->final, s->child_node, &s->snap_node, err);
     else if (rc == 0 && s->snap_node && !s->child_node)
         rc = remote_node_called(s->r, cp->child, s->snap_node, &s->child_node, err);
+    else if (rc == 0 && !s->snap_node && (!same_name(cp) || !store_exists(cp->snap)))
+        /* merged, and told so: only the new name is left */
+        rc = remote_node_called(s->r, cp->final, NULL, &s->snap_node, err);
+    return rc;
+}
+
+/* Has the server any of the files open? An element of another branch is not in its disk. */
+SUSPENDS static int in_servers_disk(struct commit_plan *cp, bool *ret, struct err *err)
+{
+    const char *paths[] = {cp->child, cp->snap, cp->final, cp->old};
+    int rc = 0;
+
+    *ret = false;
+    for (unsigned i = 0; i < ARRAY_SIZE(paths) && rc == 0 && !*ret; i++) {
+        _cleanup_(freep) char *node = NULL;
+
+        rc = remote_node(cp->remote, paths[i], NULL, &node, err);
+        *ret = node != NULL;
+    }
     return rc;
 }
 
@@ -309,6 +328,38 @@ SUSPENDS static int unpublish(struct served *s, struct err *err)
     return rc == 0 ? remote_rename(s->r, s->child_node, cp->child, err) : rc;
 }
 
+/* The job has been completed already, or was told to leave the disk on the child. */
+SUSPENDS static int settle_completed(struct served *s, struct err *err)
+{
+    struct commit_plan *cp = s->cp;
+
+    served_fini(s);
+    s->top = s->snap_node = s->child_node = NULL;
+    int rc = find_nodes(s, err);
+    if (rc == 0 && s->child_node) {
+        rc = unpublish(s, err);
+        return rc < 0 ? rc : err_set(err, -ECANCELED, "the merge was cancelled");
+    }
+    if (rc == 0)
+        rc = take_name(cp, err);
+    if (rc == 0 && s->snap_node)
+        rc = remote_rename(s->r, s->snap_node, cp->final, err);
+    return rc == 0 || rc == -EPIPE ? store_unlink(cp->old, err) : rc;
+}
+
+/* The server knows which file its disk is on, whatever the job has answered. */
+SUSPENDS static int settle_failed(struct served *s, int rc)
+{
+    bool ready;
+
+    remote_job_wait(s->r, s->cp->ctx, s->job, false, &ready, NULL);
+    if (ready)
+        unpublish(s, NULL);
+    else if (settle_completed(s, NULL) == 0)
+        return 0;
+    return rc;
+}
+
 /* A job that is READY: switch names, then the server. */
 SUSPENDS static int switch_disk(struct served *s, struct err *err)
 {
@@ -317,6 +368,7 @@ SUSPENDS static int switch_disk(struct served *s, struct err *err)
 
     if (rc == 0)
         rc = remote_command(s->r, "job-complete", json_pack("{s:s}", "id", s->job), NULL, err);
+    crash_point("commit-complete-asked");
     while (rc == 0) {
         rc = remote_job_wait(s->r, s->cp->ctx, s->job, false, &ready, err);
         if (rc < 0 || !ready)
@@ -327,7 +379,7 @@ SUSPENDS static int switch_disk(struct served *s, struct err *err)
         -EPIPE) /* the server has died: its files were the same, the name is the merged one's */
         rc = store_same_file(s->cp->old, s->cp->child) ? rc : 0;
     else if (rc < 0)
-        unpublish(s, NULL);
+        rc = settle_failed(s, rc);
     return rc == 0 ? store_unlink(s->cp->old, err) : rc;
 }
 
@@ -358,16 +410,17 @@ SUSPENDS static int wait_and_finish(struct served *s, struct err *err)
     crash_point("commit-job-done");
     if (rc < 0)
         return rc;
-    if (ready && !cp->child_snap)
-        return switch_disk(s, err);
+    if (!cp->child_snap)
+        return ready ? switch_disk(s, err) : settle_completed(s, err);
     if (ready)
         rc = finalize(s, err);
     if (rc == 0)
         rc = take_name(cp, err);
     if (rc < 0)
         return rc;
-    rc = remote_rename(s->r, s->snap_node, cp->final, err);
-    if (rc == 0 && cp->child_snap)
+    if (s->snap_node)
+        rc = remote_rename(s->r, s->snap_node, cp->final, err);
+    if (rc == 0 && s->snap_node)
         remote_export_snap(s->r, NULL, s->snap_node, cp->stem, cp->child_snap);
     return rc == -EPIPE ? 0 : rc; /* the files are as they should be */
 }
@@ -397,7 +450,7 @@ SUSPENDS static int run_without_job(struct served *s, bool long_too, bool *ret_l
 {
     struct commit_plan *cp = s->cp;
 
-    if (!s->child_node && !s->snap_node && store_exists(cp->snap))
+    if (!s->child_node && !s->snap_node && store_exists(cp->snap)) /* under names of its own */
         return err_set(err, -ESTALE, "the volume's server has neither '%s' nor '%s' open",
                        cp->child, cp->snap);
     if (!s->child_node) { /* merged: what is open is the snapshot's file */
@@ -451,6 +504,10 @@ int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err
 {
     *ret_left = false;
     crash_point("commit-begin");
-    return cp->remote ? run_served(cp, long_too, ret_left, err)
-                      : run_idle(cp, long_too, ret_left, err);
+    bool served = false;
+    int rc = cp->remote ? in_servers_disk(cp, &served, err) : 0;
+
+    if (rc < 0)
+        return rc;
+    return served ? run_served(cp, long_too, ret_left, err) : run_idle(cp, long_too, ret_left, err);
 }

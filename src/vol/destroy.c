@@ -270,15 +270,6 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0)
         rc = remote_open(d->op->cat, d->vol, &cp.remote, err);
-    if (rc == 0 && cp.remote) { /* an element of another branch is not in the server's disk */
-        _cleanup_(freep) char *node = NULL;
-
-        rc = remote_node(cp.remote, kid->path, NULL, &node, err);
-        if (rc == 0 && !node) {
-            remote_close(cp.remote);
-            cp.remote = NULL;
-        }
-    }
     if (rc == 0)
         rc = commit_run(&cp, true, &left, err);
     bool begun = cp.begun;

@@ -116,6 +116,22 @@ def destroy_raw_middle(pool):
 
 
 @scenario
+def destroy_side_branch(pool):
+    """the server has neither of the merged files open"""
+    pool.create(V, 4 * MIB)
+    pool.write(V, 0, MIB, 0x11)
+    pool.snapshot(V, 'root')
+    pool.write(V, MIB, 2 * MIB, 0x22)
+    pool.snapshot(V, 'a')
+    pool.write(V, MIB, 65536, 0x33)
+    pool.snapshot(V, 'b')
+    pool.rollback(V, 'root')
+    s = Served(pool, V)
+    s.write(2 * MIB, 65536, 0x44)
+    return s, ['destroy', pool.id(V, 'a')], lambda p: p.vols[V].pop('a')
+
+
+@scenario
 def destroy_flatten(pool):
     s = line(pool)
     s.stop()
