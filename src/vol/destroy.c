@@ -66,26 +66,49 @@ SUSPENDS static int refuse_open_file(const char *path, struct err *err)
     return rc;
 }
 
-SUSPENDS static int check_volume(struct op *op, const struct vol_name *name, struct cvol **ret,
+/* Nobody has the files open, and nobody opens them before they are gone. */
+struct held_files {
+    VEC(struct blk *) list;
+};
+
+SUSPENDS static int hold_file(struct held_files *held, const char *path, struct err *err)
+{
+    struct blk *blk;
+    int rc = overlay_hold(path, &blk, err);
+
+    if (rc == 0 && vec_push(&held->list, blk) < 0) {
+        blk_close(blk);
+        rc = err_set(err, -ENOMEM, "out of memory");
+    }
+    return rc;
+}
+
+SUSPENDS static void let_files_go(struct held_files *held)
+{
+    vec_for_each(it, &held->list)
+        blk_close(*it);
+    vec_free(&held->list);
+}
+
+/* A broken volume is destroyed like any other: what is removed follows from names alone. */
+SUSPENDS static int check_volume(struct op *op, const struct cvol *vol, struct held_files *held,
                                  struct err *err)
 {
     _cleanup_(remote_closep) struct remote *remote = NULL;
-    struct cvol *vol;
-    int rc = op_volume(op, name, &vol, err);
+    int rc = refuse_used_volume(op, vol, err);
 
-    if (rc == 0)
-        rc = refuse_used_volume(op, vol, err);
     if (rc == 0)
         rc = remote_open(op->cat, vol, &remote, err);
     if (rc == 0 && remote)
         rc = err_set(err, -EBUSY, "the volume '%s' is served: stop its server first", vol->stem);
-    if (rc == 0 && !op->ctx->dry_run)
-        rc = refuse_open_file(vol->current->path, err);
+    if (rc < 0 || op->ctx->dry_run)
+        return rc;
+    if (vol->current)
+        rc = hold_file(held, vol->current->path, err);
     vec_for_each(it, &vol->snaps) {
-        if (rc == 0 && !op->ctx->dry_run)
-            rc = refuse_open_file((*it)->path, err);
+        if (rc == 0)
+            rc = hold_file(held, (*it)->path, err);
     }
-    *ret = vol;
     return rc;
 }
 
@@ -111,39 +134,50 @@ static int unlink_all(const char *dir, const json_t *files, struct err *err)
     return 0;
 }
 
-SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, struct err *err)
+SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct err *err)
 {
-    struct cvol *vol;
-    int rc = check_volume(op, name, &vol, err);
-
-    if (rc < 0)
-        return rc;
-    if (op->ctx->dry_run) {
-        op_say(op->ctx, "would destroy %s and %zu snapshots", vol->stem, vol->snaps.len);
-        return 0;
-    }
+    const struct cfile *any = vol->current ? vol->current : vol->snaps.data[0];
     json_t *files = json_array();
-    json_array_append_new(files, json_string(vol->current->name));
+
+    if (vol->current)
+        json_array_append_new(files, json_string(vol->current->name));
     vec_for_each(it, &vol->snaps)
         json_array_append_new(files, json_string((*it)->name));
-    rc = op_intent(op, "destroy-volume",
-                   json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem", vol->stem,
-                             "files", files),
-                   err);
+    int rc = op_intent(op, "destroy-volume",
+                       json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem",
+                                 vol->stem, "files", files),
+                       err);
     if (rc == -ENOSPC || rc == -EDQUOT) { /* to make room is what it is for */
         op_say(op->ctx, "the storage is full: no record of the destruction is kept");
         rc = 0;
     }
     if (rc == 0)
-        rc = unlink_all(vol->current->dir, files, err);
+        rc = unlink_all(any->dir, files, err);
     json_decref(files);
     if (rc == 0)
         rc = op_done(op, err);
-    if (rc == 0) {
-        op_say(op->ctx, "%s destroyed", vol->stem);
-        if (*vol->vmid)
-            rmdir(vol->current->dir); /* stays if anything else is in it */
+    if (rc == 0 && *vol->vmid)
+        rmdir(any->dir); /* stays if anything else is in it */
+    return rc;
+}
+
+SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, struct err *err)
+{
+    struct held_files held = {0};
+    struct cvol *vol;
+    int rc = catalog_find(op->cat, name, &vol, err);
+
+    if (rc < 0)
+        return rc;
+    rc = check_volume(op, vol, &held, err);
+    if (rc == 0 && op->ctx->dry_run) {
+        op_say(op->ctx, "would destroy %s and %zu snapshots", vol->stem, vol->snaps.len);
+    } else if (rc == 0) {
+        rc = remove_volume(op, vol, err);
+        if (rc == 0)
+            op_say(op->ctx, "%s destroyed", vol->stem);
     }
+    let_files_go(&held);
     return rc;
 }
 
@@ -238,6 +272,27 @@ SUSPENDS static int plan(struct destroy *d, bool flatten, struct err *err)
             rc = op_lock_volume(d->op, d->kids[i]->vol->vmid, d->kids[i]->vol->stem, err);
     }
     return rc == 0 && d->nr_kids ? choose(d, err) : rc;
+}
+
+/* What nobody's server has open is open nowhere: asked before anything is recorded. */
+SUSPENDS static int refuse_open_images(const struct destroy *d, struct err *err)
+{
+    bool served = false;
+
+    for (unsigned i = 0; i < d->nr_kids; i++) {
+        _cleanup_(remote_closep) struct remote *remote = NULL;
+        _cleanup_(freep) char *node = NULL;
+        int rc = remote_open(d->op->cat, d->kids[i]->vol, &remote, err);
+
+        if (rc == 0 && remote)
+            rc = remote_node(remote, d->kids[i]->path, NULL, &node, err);
+        if (rc == 0 && !node)
+            rc = refuse_open_file(d->kids[i]->path, err);
+        if (rc < 0)
+            return rc;
+        served |= node != NULL;
+    }
+    return served ? 0 : refuse_open_file(d->snap->path, err);
 }
 
 /* ---- commit ---- */
@@ -387,6 +442,8 @@ SUSPENDS static int destroy_snapshot(struct op *op, const struct vol_name *name,
     struct destroy d = {.op = op, .name = name};
     int rc = plan(&d, flatten, err);
 
+    if (rc == 0 && !op->ctx->dry_run)
+        rc = refuse_open_images(&d, err);
     if (rc == 0)
         op_say(op->ctx, "%s snapshot %s@%s: %s %llu MiB",
                op->ctx->dry_run ? "would delete" : "deleting", d.vol->stem, name->snap,

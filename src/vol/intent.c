@@ -6,6 +6,9 @@
  * is what a killed operation left.
  * 2. It holds plain file names and guests' numbers, never paths: a name with '/' is refused when it
  * is read, so an intent can not lead out of its pool.
+ * 3. Beside them lies <pool>/images/.varve/spare, written in full long before it is needed: where
+ * there is no room for a file, an intent is written over it and takes it by its name, so that
+ * deletions work on a full storage. It goes back to its place at the end.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,6 +21,7 @@
 
 #define INTENT_VERSION   1
 #define INTENT_BYTES_MAX (1u << 20)
+#define SPARE_BYTES      (64u << 10)
 
 void intent_new_id(char id[24])
 {
@@ -28,13 +32,8 @@ void intent_new_id(char id[24])
     snprintf(id, 24, "%016llx", (unsigned long long)r);
 }
 
-static int write_json(int fd, const json_t *json)
+static int write_text(int fd, const char *text, size_t len)
 {
-    _cleanup_(freep) char *text = json_dumps(json, JSON_INDENT(1) | JSON_SORT_KEYS);
-    size_t len = text ? strlen(text) : 0;
-
-    if (!text)
-        return -ENOMEM;
     for (size_t pos = 0; pos < len;) {
         ssize_t n = write(fd, text + pos, len - pos);
 
@@ -44,6 +43,93 @@ static int write_json(int fd, const json_t *json)
     }
     return fsync(fd) < 0 ? -errno : 0;
 }
+
+static int write_json(int fd, const json_t *json)
+{
+    _cleanup_(freep) char *text = json_dumps(json, JSON_INDENT(1) | JSON_SORT_KEYS);
+
+    return text ? write_text(fd, text, strlen(text)) : -ENOMEM;
+}
+
+/* Does the path still name what is open? */
+static bool is_named(int fd, const char *path)
+{
+    struct stat mine, there;
+
+    return fstat(fd, &mine) == 0 && lstat(path, &there) == 0 && mine.st_dev == there.st_dev &&
+           mine.st_ino == there.st_ino;
+}
+
+/* ---- the spare ---- */
+
+static char *spare_path(const char *images)
+{
+    char *path = NULL;
+
+    return asprintf(&path, "%s/" OWN_DIR "/spare", images) < 0 ? NULL : path;
+}
+
+/* While there is room; without it nothing fails before the storage is full. */
+static void make_spare(const char *images, const char *id)
+{
+    _cleanup_(freep) char *spare = spare_path(images), *tmp = NULL;
+    _cleanup_(freep) char *blank = malloc(SPARE_BYTES);
+
+    if (!spare || !blank || store_exists(spare) ||
+        asprintf(&tmp, "%s/" OWN_DIR "/new-spare-%s", images, id) < 0)
+        return;
+    _cleanup_(closep) int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    memset(blank, ' ', SPARE_BYTES);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || write_text(fd, blank, SPARE_BYTES) < 0 ||
+        store_publish(tmp, spare, NULL) < 0)
+        unlink(tmp);
+}
+
+/* Overwrites it in place and gives it the intent's name; what stands behind the text is blank. */
+static int take_spare(struct intent *in, const char *images)
+{
+    _cleanup_(freep) char *spare = spare_path(images), *dir = path_dir(in->path);
+    _cleanup_(freep) char *text = json_dumps(in->json, JSON_INDENT(1) | JSON_SORT_KEYS);
+    size_t len = text ? strlen(text) : 0;
+    struct stat st;
+
+    _cleanup_(freep) char *whole = malloc(SPARE_BYTES);
+    if (!spare || !dir || !text || !whole)
+        return -ENOMEM;
+    _cleanup_(closep) int fd = open(spare, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || len > SPARE_BYTES)
+        return -ENOSPC;
+    memset(whole, ' ', SPARE_BYTES);
+    memcpy(whole, text, len);
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || !is_named(fd, spare) || fstat(fd, &st) < 0 ||
+        st.st_size != SPARE_BYTES)
+        return -ENOSPC;
+    int rc = write_text(fd, whole, SPARE_BYTES);
+    if (rc == 0 && rename(spare, in->path) < 0)
+        rc = -errno;
+    if (rc == 0)
+        rc = store_sync_dir(dir, NULL);
+    if (rc == 0)
+        in->fd = TAKE_FD(fd);
+    return rc;
+}
+
+static bool give_spare_back(const struct intent *in, struct err *err, int *ret)
+{
+    _cleanup_(freep) char *dir = path_dir(in->path);
+    _cleanup_(freep) char *spare = dir ? path_join(dir, "spare") : NULL;
+    struct stat st;
+
+    if (!spare || lstat(in->path, &st) < 0 || st.st_size != SPARE_BYTES ||
+        renameat2(AT_FDCWD, in->path, AT_FDCWD, spare, RENAME_NOREPLACE) < 0)
+        return false;
+    *ret = store_sync_dir(dir, err);
+    return true;
+}
+
+/* ---- writing ---- */
 
 /* Written under another name first: what bears an intent's name is whole. */
 static int write_file(struct intent *in, const char *tmp, struct err *err)
@@ -55,6 +141,7 @@ static int write_file(struct intent *in, const char *tmp, struct err *err)
     if (rc == 0 && rename(tmp, in->path) < 0)
         rc = -errno;
     if (rc < 0) {
+        close(TAKE_FD(in->fd));
         unlink(tmp);
         return err_errno(err, rc, "write '%s'", in->path);
     }
@@ -83,6 +170,10 @@ int intent_begin(const char *images, const char *id, const char *op, json_t *bod
     if (asprintf(&in->path, "%s/" OWN_DIR "/intent-%s.json", images, id) >= 0 &&
         asprintf(&tmp, "%s/" OWN_DIR "/new-%s", images, id) >= 0)
         rc = write_file(in, tmp, err);
+    if (rc == 0)
+        make_spare(images, id);
+    if ((rc == -ENOSPC || rc == -EDQUOT) && take_spare(in, images) == 0)
+        rc = 0;
     if (rc < 0) {
         if (in->path)
             unlink(in->path);
@@ -106,8 +197,10 @@ void intent_leave(struct intent *intent)
 
 int intent_end(struct intent *intent, struct err *err)
 {
-    int rc = intent ? store_unlink(intent->path, err) : 0;
+    int rc = 0;
 
+    if (intent && !give_spare_back(intent, err, &rc))
+        rc = store_unlink(intent->path, err);
     intent_leave(intent);
     return rc;
 }
@@ -183,7 +276,6 @@ static int read_intent(int fd, struct intent *in, struct err *err)
 static int load_one(char *path, bool claim, struct intent **ret, struct err *err)
 {
     struct intent *in = calloc(1, sizeof(*in));
-    struct stat st;
 
     if (!in) {
         free(path);
@@ -198,11 +290,11 @@ static int load_one(char *path, bool claim, struct intent **ret, struct err *err
         rc = in->fd < 0 ? -errno : 0;
     }
     bool live = rc == 0 && claim && flock(in->fd, LOCK_EX | LOCK_NB) < 0;
-    gone |= rc == 0 && (fstat(in->fd, &st) < 0 || st.st_nlink == 0);
     if (rc < 0 && !gone)
         rc = err_errno(err, rc, "open '%s'", path);
     else if (!gone)
         rc = read_intent(in->fd, in, err);
+    gone |= in->fd >= 0 && !is_named(in->fd, path); /* after reading: the spare may be another's */
     if (rc == 0 && (live || !claim))
         close(TAKE_FD(in->fd));
     if (rc < 0 || gone) {
