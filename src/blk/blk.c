@@ -522,3 +522,10 @@ int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint
     }
     return blk->ops->status(blk, off, MIN(len, blk->len - off), ret_data, ret_len);
 }
+
+uint64_t blk_hole_bytes(struct blk *blk)
+{
+    if (blk->ops->hole_bytes)
+        return blk->ops->hole_bytes(blk);
+    return blk->ops->status ? blk->len : 0;
+}

@@ -49,6 +49,8 @@ struct blk_ops {
     int (*resize)(struct blk *blk, uint64_t len);
     /* data or hole at off: *ret_len > 0 bytes of the same kind, at most len */
     int (*status)(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint64_t *ret_len);
+    /* see blk_hole_bytes; NULL: all of it may be, if there is a status */
+    uint64_t (*hole_bytes)(struct blk *blk);
     /* reserves space for [off, off+len) without changing content; grows the file; -ENOTSUP ok */
     int (*preallocate)(struct blk *blk, uint64_t off, uint64_t len);
     void (*close)(struct blk *blk); /* frees the struct around blk, not its name */
@@ -88,8 +90,13 @@ SUSPENDS int blk_discard(struct blk *blk, uint64_t off, uint64_t len);
 SUSPENDS int blk_flush(struct blk *blk);
 SUSPENDS int blk_resize(struct blk *blk, uint64_t len);
 SUSPENDS int blk_preallocate(struct blk *blk, uint64_t off, uint64_t len);
+/* Holes read as zero. A write that was answered before the call is seen; one under way need not be.
+ */
 SUSPENDS int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data,
                         uint64_t *ret_len);
+/* About how much of the device takes no space; 0: blk_status is not worth asking for holes. Cheap,
+ * and not always of this very moment. */
+SUSPENDS uint64_t blk_hole_bytes(struct blk *blk);
 /* Waits for nothing in flight: the caller has drained it. Frees blk. NULL is fine. */
 SUSPENDS void blk_close(struct blk *blk);
 

@@ -163,6 +163,11 @@ SUSPENDS static int fault_status(struct blk *blk, uint64_t off, uint64_t len, bo
     return blk_status(fault_of(blk)->child, off, len, ret_data, ret_len);
 }
 
+SUSPENDS static uint64_t fault_hole_bytes(struct blk *blk)
+{
+    return blk_hole_bytes(fault_of(blk)->child);
+}
+
 SUSPENDS static void fault_close(struct blk *blk)
 {
     blk_close(fault_of(blk)->child);
@@ -178,6 +183,7 @@ static const struct blk_ops fault_ops = {
     .discard = fault_discard,
     .resize = fault_resize,
     .status = fault_status,
+    .hole_bytes = fault_hole_bytes,
     .preallocate = fault_preallocate,
     .close = fault_close,
 };

@@ -9,7 +9,10 @@
 #include <limits.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include "base/bits.h"
 #include "blk/internal.h"
 #include "rt/offload.h"
@@ -85,8 +88,28 @@ SUSPENDS static int file_readv(struct blk *blk, uint64_t off, uint64_t len, stru
     return 0;
 }
 
-SUSPENDS static int file_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
-                                unsigned flags)
+/* ---- what is known of holes ---- */
+
+/* Before the write is answered: whoever asks from then on must not be told of a hole. */
+static void forget_hole(struct file_blk *f, uint64_t off, uint64_t len)
+{
+    f->writes++;
+    if (!f->seen.data && off < f->seen.end && f->seen.off < off + len)
+        f->seen.end = 0;
+}
+
+/* Data may have become a hole. That need not be told at once, but should be. */
+static void forget_data(struct file_blk *f)
+{
+    f->writes++;
+    f->seen.end = 0;
+    f->hole_bytes_at = 0;
+}
+
+/* ---- writing ---- */
+
+SUSPENDS static int write_all(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                              unsigned flags)
 {
     struct file_blk *f = file_of(blk);
     unsigned tries = 0;
@@ -109,6 +132,15 @@ SUSPENDS static int file_writev(struct blk *blk, uint64_t off, uint64_t len, str
         len -= done;
     }
     return 0;
+}
+
+SUSPENDS static int file_writev(struct blk *blk, uint64_t off, uint64_t len, struct iov_iter *iov,
+                                unsigned flags)
+{
+    int rc = write_all(blk, off, len, iov, flags);
+
+    forget_hole(file_of(blk), off, len); /* a part of a failed one may be there, too */
+    return rc;
 }
 
 SUSPENDS static int file_flush(struct blk *blk)
@@ -139,6 +171,7 @@ SUSPENDS static int punch(struct file_blk *f, uint64_t off, uint64_t len)
     if (f->no_punch)
         return -ENOTSUP;
     int rc = file_fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
+    forget_data(f);
     f->no_punch = rc == -ENOTSUP;
     return rc;
 }
@@ -149,6 +182,7 @@ SUSPENDS static int zero_in_place(struct file_blk *f, uint64_t off, uint64_t len
         return -ENOTSUP;
     int mode = FALLOC_FL_ZERO_RANGE | (f->is_dev ? FALLOC_FL_KEEP_SIZE : 0);
     int rc = file_fallocate(f, mode, off, len);
+    forget_data(f);
     f->no_zero_range = rc == -ENOTSUP;
     return rc;
 }
@@ -183,7 +217,6 @@ SUSPENDS static int file_preallocate(struct blk *blk, uint64_t off, uint64_t len
 struct file_call {
     int fd;
     uint64_t off, len;
-    bool data;
 };
 
 static int do_blkdiscard(void *arg)
@@ -225,31 +258,81 @@ static int do_ftruncate(void *arg)
 SUSPENDS static int file_resize(struct blk *blk, uint64_t len)
 {
     struct file_call c = {.fd = file_of(blk)->fd, .len = len};
+    int rc = offload(do_ftruncate, &c);
 
-    return offload(do_ftruncate, &c);
+    forget_data(file_of(blk));
+    return rc;
 }
 
-/* In: range. Out: kind at off, length of that kind (at most len). */
+/* ---- holes ---- */
+
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+
+#define HOLE_BYTES_TTL (100 * NSEC_PER_MSEC)
+
+/* File systems that are not in the list may be anywhere. */
+static int do_find_place(void *arg)
+{
+    static const uint32_t local[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,  BTRFS_SUPER_MAGIC,
+                                     TMPFS_MAGIC,      F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC};
+    struct file_blk *f = arg;
+    struct statfs fs;
+
+    f->place = PLACE_NETWORK;
+    if (fstatfs(f->fd, &fs) < 0)
+        return -errno;
+    for (size_t i = 0; i < ARRAY_SIZE(local); i++)
+        if ((uint32_t)fs.f_type == local[i])
+            f->place = PLACE_LOCAL;
+    return 0;
+}
+
+struct seek_call {
+    int fd;
+    uint64_t off, end; /* end: of the file, as far as we know */
+    struct file_seen ret;
+};
+
 static int do_seek(void *arg)
 {
-    struct file_call *c = arg;
+    struct seek_call *c = arg;
     off_t at = lseek(c->fd, (off_t)c->off, SEEK_DATA);
-    uint64_t next;
+    bool data = at == (off_t)c->off;
 
-    c->data = at == (off_t)c->off;
-    if (c->data)
+    if (data)
         at = lseek(c->fd, (off_t)c->off, SEEK_HOLE);
-    if (at >= 0)
-        next = (uint64_t)at;
-    else if (errno == ENXIO) /* nothing but a hole up to the end of the file */
-        next = c->off + c->len;
-    else
+    if (at < 0 && errno != ENXIO)
         return -errno;
+    c->ret = (struct file_seen){c->off, at < 0 ? c->end : (uint64_t)at, data};
     /* the file may have changed between the two calls: never answer nothing */
-    if (next > c->off)
-        c->len = MIN(c->len, next - c->off);
-    else
-        c->data = true;
+    if (c->ret.end <= c->off)
+        c->ret = (struct file_seen){c->off, c->off + 1, true};
+    return 0;
+}
+
+/* A call that a local file system answers from memory is not worth two switches of thread. */
+SUSPENDS static int call_near(struct file_blk *f, int (*fn)(void *arg), void *arg)
+{
+    if (f->place == PLACE_UNKNOWN)
+        offload(do_find_place, f);
+    return f->place == PLACE_LOCAL ? fn(arg) : offload(fn, arg);
+}
+
+/* The kind of the whole extent at off. Kept, unless a write ended while we waited for the answer:
+ * the answer may be older than it. */
+SUSPENDS static int look_for_hole(struct file_blk *f, uint64_t off, struct file_seen *ret)
+{
+    struct seek_call c = {.fd = f->fd, .off = off, .end = f->blk.len};
+    uint32_t writes = f->writes;
+    int rc = call_near(f, do_seek, &c);
+
+    if (rc < 0)
+        return rc;
+    if (writes == f->writes)
+        f->seen = c.ret;
+    *ret = c.ret;
     return 0;
 }
 
@@ -257,16 +340,42 @@ SUSPENDS static int file_status(struct blk *blk, uint64_t off, uint64_t len, boo
                                 uint64_t *ret_len)
 {
     struct file_blk *f = file_of(blk);
-    struct file_call c = {.fd = f->fd, .off = off, .len = len, .data = true};
+    struct file_seen seen = f->seen;
 
-    if (!f->is_dev && !f->no_seek && offload(do_seek, &c) < 0) {
-        f->no_seek = true; /* then all of it is data */
-        c.len = len;
-        c.data = true;
-    }
-    *ret_data = c.data;
-    *ret_len = c.len;
+    if (!f->is_dev && !f->no_seek && (off < seen.off || off >= seen.end))
+        f->no_seek = look_for_hole(f, off, &seen) < 0;
+    if (f->is_dev || f->no_seek) /* then all of it is data */
+        seen = (struct file_seen){off, off + len, true};
+    *ret_data = seen.data;
+    *ret_len = MIN(len, seen.end - off);
     return 0;
+}
+
+static int do_fstat(void *arg)
+{
+    struct file_blk *f = arg;
+    struct stat st;
+
+    if (fstat(f->fd, &st) < 0)
+        return -errno;
+    uint64_t len = (uint64_t)st.st_size, used = (uint64_t)st.st_blocks * 512;
+    f->hole_bytes = len > used ? len - used : 0;
+    return 0;
+}
+
+SUSPENDS static uint64_t file_hole_bytes(struct blk *blk)
+{
+    struct file_blk *f = file_of(blk);
+    uint64_t now = reactor_now();
+
+    if (f->is_dev || f->no_seek)
+        return 0;
+    if (f->hole_bytes_at && now - f->hole_bytes_at < HOLE_BYTES_TTL)
+        return f->hole_bytes;
+    if (call_near(f, do_fstat, f) < 0)
+        f->hole_bytes = 0;
+    f->hole_bytes_at = now;
+    return f->hole_bytes;
 }
 
 static int do_close(void *arg)
@@ -289,6 +398,7 @@ const struct blk_ops file_ops = {
     .discard = file_discard,
     .resize = file_resize,
     .status = file_status,
+    .hole_bytes = file_hole_bytes,
     .preallocate = file_preallocate,
     .close = file_close,
 };

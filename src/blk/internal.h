@@ -29,12 +29,24 @@ bool mem_stopped(void);
 SUSPENDS int mem_point(void);
 
 /* ---- file.c, file_open.c ---- */
+/* The kind of a range of the file, as its file system said. end 0: nothing is known. */
+struct file_seen {
+    uint64_t off, end;
+    bool data;
+};
+
+enum file_place { PLACE_UNKNOWN /* until asked about holes */, PLACE_LOCAL, PLACE_NETWORK };
+
 struct file_blk {
     struct blk blk;
     int fd;
     enum blk_lock lock; /* what we hold on fd */
     bool is_dev;
     bool direct;
+    enum file_place place;
+    struct file_seen seen; /* the last answer; dropped by whatever could make a hole of it data */
+    uint32_t writes;       /* that have ended */
+    uint64_t hole_bytes, hole_bytes_at; /* as of then; 0: never looked */
     /* learnt: the file system refused it once */
     bool no_zero_range, no_punch, no_seek, no_discard;
 };

@@ -299,7 +299,7 @@ int chain_read_layer(struct chain *chain, struct layer *layer, uint64_t off, uin
 }
 
 static void fill_status(const struct layer *from, const struct layer *decides,
-                        const struct extent *ext, struct chain_status *ret)
+                        const struct extent *ext, bool hole, struct chain_status *ret)
 {
     ret->depth = decides->index - from->index;
     ret->len = ext->len;
@@ -309,12 +309,16 @@ static void fill_status(const struct layer *from, const struct layer *decides,
                 : ext->kind == EXTENT_ZERO       ? CHAIN_ZERO
                 : ext->kind == EXTENT_COMPRESSED ? CHAIN_COMPRESSED
                                                  : CHAIN_DATA;
+    ret->zero = hole || ret->kind == CHAIN_HOLE || ret->kind == CHAIN_ZERO;
 }
 
-/* The first layer of from..until (without) that decides, and what it says. */
+/* The first layer of from..until (without) that decides, and what it says. Data in a hole of that
+ * layer's file reads as zero, and still hides what is below. */
 SUSPENDS static int status_walk(struct layer *from, const struct layer *until, uint64_t off,
-                                uint64_t len, struct extent *ret, struct layer **ret_layer)
+                                uint64_t len, uint64_t hole_unit, struct extent *ret,
+                                bool *ret_hole, struct layer **ret_layer)
 {
+    *ret_hole = false;
     for (struct layer *l = from; l != until; l = l->lower) {
         uint64_t end = layer_len(l);
 
@@ -324,6 +328,8 @@ SUSPENDS static int status_walk(struct layer *from, const struct layer *until, u
             return 0;
         }
         int rc = layer_map(l, off, MIN(len, end - off), ret);
+        if (rc == 0 && ret->kind == EXTENT_DATA && hole_unit)
+            rc = layer_split_at_hole(l, off, hole_unit, ret, ret_hole);
         if (rc < 0 || ret->kind != EXTENT_UNALLOCATED)
             return rc;
         len = ret->len;
@@ -335,26 +341,44 @@ int chain_status(struct chain *chain, struct layer *layer, uint64_t off, uint64_
                  struct chain_status *ret)
 {
     struct extent ext;
-    struct layer *decides;
+    struct layer *decides = NULL;
+    bool hole;
     int rc = -EINVAL;
 
     gate_enter(&chain->gate);
     if (!layer)
         layer = chain_top(chain);
     if (len > 0 && range_ok(off, len, layer_len(layer)))
-        rc = status_walk(layer, NULL, off, len, &ext, &decides);
+        rc = status_walk(layer, NULL, off, len, HOLES_TO_TELL, &ext, &hole, &decides);
     if (rc == 0)
-        fill_status(layer, decides, &ext, ret);
+        fill_status(layer, decides, &ext, hole, ret);
     gate_leave(&chain->gate);
     return rc;
 }
 
 int chain_merge_map(struct chain *chain, struct layer *from, const struct layer *until,
-                    uint64_t off, uint64_t len, struct extent *ret)
+                    uint64_t off, uint64_t len, uint64_t hole_unit, struct extent *ret)
 {
     struct layer *decides;
+    bool hole;
+    int rc = status_walk(from, until, off, len, hole_unit, ret, &hole, &decides);
 
-    return status_walk(from, until, off, len, ret, &decides);
+    if (rc == 0 && hole)
+        ret->kind = EXTENT_ZERO;
+    return rc;
+}
+
+int chain_merge_is_zero(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
+                        uint64_t hole_unit, bool *ret_zero, uint64_t *ret_len)
+{
+    struct extent ext = {.kind = EXTENT_ZERO, .len = len};
+    int rc = from ? chain_merge_map(chain, from, NULL, off, len, hole_unit, &ext) : 0;
+
+    if (rc < 0)
+        return rc;
+    *ret_zero = ext.kind == EXTENT_UNALLOCATED || ext.kind == EXTENT_ZERO;
+    *ret_len = ext.len;
+    return 0;
 }
 
 int chain_merge_read(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,

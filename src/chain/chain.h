@@ -50,7 +50,8 @@ uint64_t layer_len(const struct layer *layer);
 int layer_backing_path(const struct layer *layer, char **ret, struct err *err);
 /* First extent of what this layer alone has (raw: data or zero by the file's holes). */
 SUSPENDS int layer_map(struct layer *layer, uint64_t off, uint64_t len, struct extent *ret);
-/* Guest data that would have to be copied if this layer were merged away. */
+/* Guest data that would have to be copied if this layer were merged away: what a hole of its file
+ * holds is none. */
 SUSPENDS int layer_allocated_bytes(struct layer *layer, uint64_t *ret);
 
 /* ---- chains ---- */
@@ -100,6 +101,7 @@ struct chain_status {
     uint64_t len;   /* bytes of the same answer */
     uint64_t host_off;
     bool host_valid;
+    bool zero; /* reads as zero; also data that lies in a hole of its file */
 };
 /* Status as seen from `layer` downwards (NULL: top). */
 SUSPENDS int chain_status(struct chain *chain, struct layer *layer, uint64_t off, uint64_t len,

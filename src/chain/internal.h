@@ -61,6 +61,11 @@ struct file_id {
 /* Identity of a file before it is opened: device and inode, or the device's own number. */
 SUSPENDS int file_id_get(const char *path, struct file_id *ret);
 const char *path_strip_protocol(const char *path);
+#define HOLES_TO_TELL 1u /* as hole_unit: as fine as is good for a status */
+/* ext is what the layer said of off: cut where data and holes of the file meet; *ret_hole tells
+ * what is left. Only whole units, in the guest's count, are holes. */
+SUSPENDS int layer_split_at_hole(struct layer *layer, uint64_t off, uint64_t unit,
+                                 struct extent *ext, bool *ret_hole);
 
 /* ---- read.c ---- */
 /* Where a range lives as seen from `from` downwards; 0 < ret->len <= len. Inside a gate. */
@@ -75,10 +80,6 @@ void layer_init_below(struct layer *layer);
 static inline struct layer *chain_top(const struct chain *chain)
 {
     return chain->layers.data[0];
-}
-static inline uint64_t layer_unit(const struct layer *layer)
-{
-    return layer->image ? 1ull << image_header(layer->image)->subcluster_bits : 4096;
 }
 
 /* ---- chain.c ---- */

@@ -12,8 +12,11 @@
 #include "base/check.h"
 #include "chain/internal.h"
 #include "rt/offload.h"
+#include "rt/reactor.h"
 
-#define RAW_UNIT 512u /* a raw disk's length is rounded up to it, as QEMU does */
+#define RAW_UNIT     512u /* a raw disk's length is rounded up to it, as QEMU does */
+#define SPLIT_LOOKS  64u  /* holes smaller than a unit that are passed at once */
+#define LOOKS_A_TURN 64u
 
 const char *path_strip_protocol(const char *path)
 {
@@ -297,6 +300,11 @@ uint64_t layer_cluster(const struct layer *layer)
     return layer->image ? image_header(layer->image)->cluster_size : 64 * KIB;
 }
 
+uint64_t layer_unit(const struct layer *layer)
+{
+    return layer->image ? 1ull << image_header(layer->image)->subcluster_bits : 4096;
+}
+
 bool layer_is_writable(const struct layer *layer)
 {
     return layer->writable;
@@ -453,24 +461,75 @@ int layer_map(struct layer *layer, uint64_t off, uint64_t len, struct extent *re
     return layer->image ? image_map(layer->image, off, len, ret) : map_raw(layer, off, len, ret);
 }
 
-int layer_allocated_bytes(struct layer *layer, uint64_t *ret)
+/* Where much was never written the image was preallocated, and its holes are told exactly. In
+ * others they are the rest of clusters that were written in part: telling those would only cut
+ * extents to pieces. The bounds are QEMU's. */
+SUSPENDS static uint64_t unit_to_tell(struct layer *layer)
 {
-    uint64_t sum = 0, len = layer_len(layer);
+    uint64_t cs = layer_cluster(layer), len = layer_blk(layer)->len;
+    uint64_t used = (len - MIN(blk_hole_bytes(layer_blk(layer)), len)) / cs;
 
-    if (layer->image)
-        return image_allocated_bytes(layer->image, ret);
-    for (uint64_t off = 0; off < len;) {
-        struct extent ext;
-        int rc = map_raw(layer, off, len - off, &ext);
+    return div_up(len, cs) >= MAX(used * 10 / 9, used + 2) ? RAW_UNIT : MAX(cs, 64 * KIB);
+}
+
+int layer_split_at_hole(struct layer *layer, uint64_t off, uint64_t unit, struct extent *ext,
+                        bool *ret_hole)
+{
+    *ret_hole = false;
+    if (!layer->image || ext->kind != EXTENT_DATA || !ext->host_valid ||
+        !blk_hole_bytes(layer_blk(layer)))
+        return 0;
+    if (unit == HOLES_TO_TELL)
+        unit = unit_to_tell(layer);
+    uint64_t pos = 0;
+    for (unsigned looks = 0; pos < ext->len && looks < SPLIT_LOOKS; looks++) {
+        bool data;
+        uint64_t n;
+        int rc = blk_status(layer_blk(layer), ext->host_off + pos, ext->len - pos, &data, &n);
 
         if (rc < 0)
             return rc;
-        if (ext.kind == EXTENT_DATA)
+        uint64_t start = align_up(off + pos, unit), end = align_down(off + pos + n, unit);
+        if (!data && start < end) {
+            *ret_hole = start == off;
+            ext->len = start == off ? end - off : start - off;
+            return 0;
+        }
+        pos += n;
+    }
+    ext->len = MIN(ext->len, align_up(pos, unit));
+    return 0;
+}
+
+/* Not all of it need have been written: what a sparse file says. */
+SUSPENDS static int count_data(struct layer *layer, uint64_t *ret)
+{
+    uint64_t sum = 0, len = layer_len(layer), off = 0;
+
+    for (unsigned looks = 1; off < len; looks++) {
+        struct extent ext;
+        bool hole = false;
+        int rc = layer_map(layer, off, len - off, &ext);
+
+        if (rc == 0)
+            rc = layer_split_at_hole(layer, off, HOLES_TO_TELL, &ext, &hole);
+        if (rc < 0)
+            return rc;
+        if ((ext.kind == EXTENT_DATA && !hole) || ext.kind == EXTENT_COMPRESSED)
             sum += ext.len;
         off += ext.len;
+        if (looks % LOOKS_A_TURN == 0)
+            reactor_yield();
     }
     *ret = sum;
     return 0;
+}
+
+int layer_allocated_bytes(struct layer *layer, uint64_t *ret)
+{
+    if (layer->image && !blk_hole_bytes(layer_blk(layer)))
+        return image_allocated_bytes(layer->image, ret);
+    return count_data(layer, ret);
 }
 
 SUSPENDS static int reopen_raw(struct layer *layer, bool writable, struct err *err)

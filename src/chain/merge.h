@@ -15,9 +15,15 @@ SUSPENDS void chain_work_enter(struct chain *chain);
 void chain_work_leave(struct chain *chain);
 /* What the layers from `from` down to, but without, `until` (NULL: all) hold of a range:
  * EXTENT_UNALLOCATED (none of them), EXTENT_ZERO (past the end of a shorter layer too), EXTENT_DATA
- * or EXTENT_COMPRESSED. Inside a step. */
+ * or EXTENT_COMPRESSED. Whole units of data that lie in a hole of their file are EXTENT_ZERO
+ * (hole_unit 0: nobody looks). Inside a step. */
 SUSPENDS int chain_merge_map(struct chain *chain, struct layer *from, const struct layer *until,
-                             uint64_t off, uint64_t len, struct extent *ret);
+                             uint64_t off, uint64_t len, uint64_t hole_unit, struct extent *ret);
+/* Whether the view of a layer (NULL: of nothing) is known to be zero at off, and for how long.
+ * Inside a step. */
+SUSPENDS int chain_merge_is_zero(struct chain *chain, struct layer *from, uint64_t off,
+                                 uint64_t len, uint64_t hole_unit, bool *ret_zero,
+                                 uint64_t *ret_len);
 /* Reads the view of a layer; like chain_read_layer, inside a step. */
 SUSPENDS int chain_merge_read(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
                               struct iov_iter *iov);
@@ -34,6 +40,7 @@ struct layer *layer_lower(const struct layer *layer);
 struct layer *layer_upper(const struct layer *layer);
 struct chain *layer_chain(const struct layer *layer);
 uint64_t layer_cluster(const struct layer *layer); /* bytes; 64 KiB for raw */
+uint64_t layer_unit(const struct layer *layer);    /* of its map: a subcluster; 4 KiB for raw */
 bool layer_is_writable(const struct layer *layer);
 
 /* ---- guest writes while a job watches ---- */

@@ -26,7 +26,7 @@ static int print_extent(struct map_out *out, const struct map_extent *e)
     const struct chain_status *st = &e->st;
 
     if (!out->json) {
-        if (st->kind == CHAIN_DATA)
+        if (st->kind == CHAIN_DATA && !st->zero)
             printf("%#-16llx%#-16llx%#-16llx%s\n", (unsigned long long)e->off,
                    (unsigned long long)st->len, (unsigned long long)st->host_off, e->file);
         else if (st->kind == CHAIN_COMPRESSED)
@@ -36,7 +36,7 @@ static int print_extent(struct map_out *out, const struct map_extent *e)
     printf("%s{ \"start\": %llu, \"length\": %llu, \"depth\": %u, \"present\": %s, \"zero\": %s, "
            "\"data\": %s",
            out->nb++ ? ",\n" : "[", (unsigned long long)e->off, (unsigned long long)st->len,
-           st->depth, st->kind == CHAIN_HOLE ? "false" : "true", holds_data(st) ? "false" : "true",
+           st->depth, st->kind == CHAIN_HOLE ? "false" : "true", st->zero ? "true" : "false",
            holds_data(st) ? "true" : "false");
     if (st->host_valid)
         printf(", \"offset\": %llu", (unsigned long long)st->host_off);
@@ -46,7 +46,8 @@ static int print_extent(struct map_out *out, const struct map_extent *e)
 
 static bool continues(const struct map_extent *a, const struct chain_status *b)
 {
-    return a->st.kind == b->kind && a->st.depth == b->depth && a->st.host_valid == b->host_valid &&
+    return a->st.kind == b->kind && a->st.depth == b->depth && a->st.zero == b->zero &&
+           a->st.host_valid == b->host_valid &&
            (!b->host_valid || a->st.host_off + a->st.len == b->host_off);
 }
 

@@ -48,16 +48,35 @@ SUSPENDS static int copy_data(struct job *job, uint64_t off, uint64_t len, unsig
     return rc < 0 ? job_fail(job, rc, "write", job->base, off) : 0;
 }
 
+/* What base would have to get at off: EXTENT_UNALLOCATED where there is nothing to do, also where
+ * it reads as zero already. */
+SUSPENDS static int commit_map(struct job *job, uint64_t off, uint64_t len, struct extent *ret)
+{
+    uint64_t unit = copy_hole_unit(job->base);
+    int rc = chain_merge_map(job->chain, job->top, job->base, off, len, unit, ret);
+    bool zero = false;
+
+    if (rc < 0)
+        return job_fail(job, rc, "read the map of", job->top, off);
+    if (ret->kind != EXTENT_ZERO)
+        return 0;
+    rc = chain_merge_is_zero(job->chain, job->base, off, ret->len, unit, &zero, &ret->len);
+    if (rc < 0)
+        return job_fail(job, rc, "read the map of", job->base, off);
+    if (zero)
+        ret->kind = EXTENT_UNALLOCATED;
+    return 0;
+}
+
 /* Neighbouring data extents are copied as one: *len grows up to end. */
 SUSPENDS static int data_run(struct job *job, uint64_t off, uint64_t end, uint64_t *len)
 {
     while (off + *len < end) {
         struct extent next;
-        int rc =
-            chain_merge_map(job->chain, job->top, job->base, off + *len, end - off - *len, &next);
+        int rc = commit_map(job, off + *len, end - off - *len, &next);
 
         if (rc < 0)
-            return job_fail(job, rc, "read the map of", job->top, off + *len);
+            return rc;
         if (next.kind != EXTENT_DATA && next.kind != EXTENT_COMPRESSED)
             break;
         *len += next.len;
@@ -69,14 +88,15 @@ SUSPENDS static int copy_extent(struct job *job, uint64_t off, uint64_t len, uns
                                 uint64_t *ret_len)
 {
     struct extent ext;
-    int rc = chain_merge_map(job->chain, job->top, job->base, off, len, &ext);
+    int rc = commit_map(job, off, len, &ext);
 
     if (rc < 0)
-        return job_fail(job, rc, "read the map of", job->top, off);
+        return rc;
     *ret_len = ext.len;
     switch (ext.kind) {
     case EXTENT_UNALLOCATED:
-        return 0;
+        /* what made base read as zero earlier need not be durable */
+        return flags & BLK_FUA ? chain_merge_flush(job->base) : 0;
     case EXTENT_ZERO:
         *ret_len = MIN(ext.len, ZERO_PIECE);
         rc = chain_merge_zero(job->chain, job->base, off, *ret_len, flags | BLK_MAY_UNMAP);
@@ -119,10 +139,10 @@ SUSPENDS static int commit_scan(void *ctx, uint64_t off, uint64_t len, bool *ret
         job->frontier = MAX(job->frontier, off + len);
         range_barrier(&job->ranges, off, len);
     }
-    int rc = chain_merge_map(job->chain, job->top, job->base, off, len, &ext);
+    int rc = commit_map(job, off, len, &ext);
     chain_work_leave(job->chain);
     if (rc < 0)
-        return job_fail(job, rc, "read the map of", job->top, off);
+        return rc;
     *ret_skip = ext.kind == EXTENT_UNALLOCATED;
     *ret_len = ext.len;
     return 0;

@@ -11,12 +11,18 @@
 
 #define COPY_CHUNK_MIN (256 * KIB)
 #define COPY_CHUNK_MAX (2 * MIB)
+#define HOLE_MIN       (64 * KIB)
 #define SCANS_A_TURN   16u /* then others run: a scan of cached maps need not wait */
 #define CONVERT_CHUNK  MIB
 
 uint64_t copy_chunk(uint64_t cluster_size)
 {
     return MAX(COPY_CHUNK_MIN, MIN(cluster_size, COPY_CHUNK_MAX));
+}
+
+uint64_t copy_hole_unit(const struct layer *target)
+{
+    return MAX(HOLE_MIN, layer_unit(target));
 }
 
 struct step {
@@ -112,6 +118,7 @@ struct conversion {
     struct chain *src, *dst;
     struct layer *layer;
     const struct copy_opts *opts;
+    uint64_t hole_unit;
     uint64_t done, total;
     int rc; /* first failure and where it was */
     uint64_t at;
@@ -128,22 +135,32 @@ static int conversion_fail(struct conversion *c, int rc, const char *what, uint6
     return rc;
 }
 
-static bool status_is_zero(const struct chain_status *st)
+static bool is_zero(const struct extent *ext)
 {
-    return st->kind == CHAIN_HOLE || st->kind == CHAIN_ZERO;
+    return ext->kind == EXTENT_UNALLOCATED || ext->kind == EXTENT_ZERO;
+}
+
+SUSPENDS static int convert_map(struct conversion *c, uint64_t off, uint64_t len,
+                                struct extent *ret)
+{
+    chain_work_enter(c->src);
+    struct layer *from = c->layer ? c->layer : chain_layer(c->src, 0);
+    int rc = chain_merge_map(c->src, from, NULL, off, len, c->hole_unit, ret);
+    chain_work_leave(c->src);
+    return rc < 0 ? conversion_fail(c, rc, "read the map", off) : 0;
 }
 
 SUSPENDS static int convert_scan(void *ctx, uint64_t off, uint64_t len, bool *ret_skip,
                                  uint64_t *ret_len)
 {
     struct conversion *c = ctx;
-    struct chain_status st;
-    int rc = chain_status(c->src, c->layer, off, len, &st);
+    struct extent ext;
+    int rc = convert_map(c, off, len, &ext);
 
     if (rc < 0)
-        return conversion_fail(c, rc, "read the map", off);
-    *ret_skip = status_is_zero(&st) && c->opts->target_is_zero;
-    *ret_len = st.len;
+        return rc;
+    *ret_skip = is_zero(&ext) && c->opts->target_is_zero;
+    *ret_len = ext.len;
     return 0;
 }
 
@@ -207,23 +224,19 @@ SUSPENDS static int convert_data(struct conversion *c, uint64_t off, size_t len)
     return write_runs(c, off, b.data, len);
 }
 
-/* Length of the data from off on, of neighbouring extents together. */
-SUSPENDS static int data_run(struct conversion *c, uint64_t off, uint64_t end,
-                             struct chain_status *st)
+/* Neighbouring data is copied as one: *len grows up to end. */
+SUSPENDS static int data_run(struct conversion *c, uint64_t off, uint64_t end, uint64_t *len)
 {
-    uint64_t run = st->len;
-
-    while (off + run < end) {
-        struct chain_status next;
-        int rc = chain_status(c->src, c->layer, off + run, end - off - run, &next);
+    while (off + *len < end) {
+        struct extent next;
+        int rc = convert_map(c, off + *len, end - off - *len, &next);
 
         if (rc < 0)
-            return conversion_fail(c, rc, "read the map", off + run);
-        if (status_is_zero(&next))
+            return rc;
+        if (is_zero(&next))
             break;
-        run += next.len;
+        *len += next.len;
     }
-    st->len = run;
     return 0;
 }
 
@@ -233,21 +246,21 @@ SUSPENDS static int convert_step(void *ctx, uint64_t off, uint64_t len)
     uint64_t end = off + len;
 
     while (off < end) {
-        struct chain_status st;
-        int rc = chain_status(c->src, c->layer, off, end - off, &st);
+        struct extent ext;
+        int rc = convert_map(c, off, end - off, &ext);
 
         if (rc < 0)
-            return conversion_fail(c, rc, "read the map", off);
-        if (status_is_zero(&st)) {
-            rc = convert_zero(c, off, st.len);
+            return rc;
+        if (is_zero(&ext)) {
+            rc = convert_zero(c, off, ext.len);
         } else {
-            rc = data_run(c, off, end, &st);
+            rc = data_run(c, off, end, &ext.len);
             if (rc == 0)
-                rc = convert_data(c, off, st.len);
+                rc = convert_data(c, off, ext.len);
         }
         if (rc < 0)
             return rc;
-        off += st.len;
+        off += ext.len;
     }
     return 0;
 }
@@ -267,6 +280,7 @@ int copy_chain(struct chain *src, struct layer *layer, struct chain *dst,
     static const struct copy_opts defaults;
     struct conversion c = {.src = src, .dst = dst, .layer = layer, .opts = opts ? opts : &defaults};
     c.total = layer ? layer_len(layer) : chain_len(src);
+    c.hole_unit = copy_hole_unit(chain_layer(dst, 0));
     if (chain_len(dst) < c.total)
         return err_set(err, -EINVAL, "the target is shorter than the source");
     unsigned parallel = c.opts->parallel ? c.opts->parallel : COPY_PARALLEL;

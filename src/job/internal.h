@@ -29,6 +29,9 @@ struct copy_loop {
 SUSPENDS int copy_run(struct copy_loop *loop);
 /* Steps for a target of this cluster size: a cluster is written by one step. */
 uint64_t copy_chunk(uint64_t cluster_size);
+/* Holes of a source's file that are not copied to this target: whole units of its map, and not so
+ * small that copying around them costs more than they do. */
+uint64_t copy_hole_unit(const struct layer *target);
 
 /* ---- job.c ---- */
 struct job_ops {

@@ -20,11 +20,28 @@ static_assert(sizeof(struct range) <= sizeof(((struct chain_op *)0)->watcher), "
 
 #define ZERO_PIECE (4 * MIB)
 
+/* Where the layers that go read as zero, and what stays below reads as zero too: nothing. */
+SUSPENDS static int drop_needless_zero(struct job *job, uint64_t off, uint64_t unit,
+                                       struct extent *ext)
+{
+    bool zero;
+    uint64_t len;
+    int rc = chain_merge_is_zero(job->chain, job->base, off, ext->len, unit, &zero, &len);
+
+    if (rc < 0)
+        return job_fail(job, rc, "read the map of", job->base, off);
+    ext->len = len;
+    if (zero)
+        ext->kind = EXTENT_UNALLOCATED;
+    return 0;
+}
+
 /* What top would have to get at off: EXTENT_UNALLOCATED where there is nothing to do. */
 SUSPENDS static int stream_map(struct job *job, uint64_t off, uint64_t len, struct extent *ret)
 {
     struct layer *below = layer_lower(job->top);
-    int rc = chain_merge_map(job->chain, job->top, below, off, len, ret);
+    uint64_t unit = copy_hole_unit(job->top);
+    int rc = chain_merge_map(job->chain, job->top, below, off, len, 0, ret);
 
     if (rc < 0)
         return job_fail(job, rc, "read the map of", job->top, off);
@@ -32,13 +49,10 @@ SUSPENDS static int stream_map(struct job *job, uint64_t off, uint64_t len, stru
         ret->kind = EXTENT_UNALLOCATED;
         return 0;
     }
-    rc = chain_merge_map(job->chain, below, job->base, off, ret->len, ret);
+    rc = chain_merge_map(job->chain, below, job->base, off, ret->len, unit, ret);
     if (rc < 0)
         return job_fail(job, rc, "read the map of", below, off);
-    /* without a backing file unallocated reads as zero */
-    if (ret->kind == EXTENT_ZERO && !job->base)
-        ret->kind = EXTENT_UNALLOCATED;
-    return 0;
+    return ret->kind == EXTENT_ZERO ? drop_needless_zero(job, off, unit, ret) : 0;
 }
 
 SUSPENDS static int stream_data(struct job *job, uint64_t off, uint64_t len)

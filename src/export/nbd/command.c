@@ -326,9 +326,9 @@ static void add_extent(struct extents *x, uint64_t len, uint32_t flags)
 
 static uint32_t base_flags(const struct chain_status *st)
 {
-    bool zero = st->kind == CHAIN_HOLE || st->kind == CHAIN_ZERO;
+    bool data = st->kind == CHAIN_DATA || st->kind == CHAIN_COMPRESSED;
 
-    return zero ? NBD_STATE_HOLE | NBD_STATE_ZERO : 0;
+    return (data ? 0 : NBD_STATE_HOLE) | (st->zero ? NBD_STATE_ZERO : 0);
 }
 
 static uint32_t depth_value(const struct chain_status *st)

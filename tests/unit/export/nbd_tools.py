@@ -123,10 +123,25 @@ def make_chain():
     qio('top.qcow2', 'write -P 6 5M 1M', 'write -z -u 6M 1M', 'write -P 6 90M 64k')
 
 
+def make_preallocated():
+    """mapped everywhere, written here and there: the rest is data that reads as zero"""
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'preallocation=metadata', 'pre.qcow2', '256M')
+    qio('pre.qcow2', 'write -P 1 0 8M', 'write -P 2 20M 100k', 'write -P 3 100M 4k', 'write -z 30M 2M', 'write -P 4 255M 1M')
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'extended_l2=on,cluster_size=128k,preallocation=metadata',
+        '-b', 'pre.qcow2', '-F', 'qcow2', 'pre-mid.qcow2')
+    qio('pre-mid.qcow2', 'write -P 5 1M 4k', 'write -P 5 12M 300k', 'write -z 3M 8k')
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', 'pre-mid.qcow2', '-F', 'qcow2', 'pre-top.qcow2')
+    qio('pre-top.qcow2', 'write -P 6 5M 1M', 'write -P 6 200M 64k')
+
+
 def qcow2_tests():
     make_chain()
-    for image in 'base.qcow2', 'mid.qcow2', 'top.qcow2':
+    make_preallocated()
+    for image in 'base.qcow2', 'mid.qcow2', 'top.qcow2', 'pre.qcow2', 'pre-mid.qcow2', 'pre-top.qcow2':
         same_status(image, 'qcow2', image)
+    with Server('pre.qcow2', 'qcow2', '-r') as uri:
+        data = sum(b - a for a, b, kind in status(uri, 'base:allocation') if kind == 0)
+        assert 9 * MIB < data < 10 * MIB, data
     run('qemu-img', 'convert', '-O', 'raw', 'top.qcow2', 'top.raw')
     with Server('top.qcow2', 'qcow2') as uri:
         run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', uri, 'top.raw')
