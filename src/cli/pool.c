@@ -177,13 +177,13 @@ const struct command command_pool_status = {
 SUSPENDS static int check_one(struct volcmd *cmd, const struct pool *pool, unsigned *bad,
                               struct err *err)
 {
-    unsigned notes = 0;
-    int rc;
+    struct vol_findings found = {0};
+    int rc = vol_pool_check(&cmd->ctx, pool, args_flag(cmd->args, "repair"), &found, err);
 
-    *bad = 0;
-    rc = vol_pool_check(&cmd->ctx, pool, args_flag(cmd->args, "repair"), bad, &notes, err);
+    *bad = found.repairable + found.hopeless;
     if (rc == 0 && !cmd->json && !args_flag(cmd->args, "quiet"))
-        printf("%s: %u to repair, %u harmless\n", pool->id, *bad, notes);
+        printf("%s: %u to repair, %u need a person, %u harmless\n", pool->id, found.repairable,
+               found.hopeless, found.notes);
     return rc;
 }
 
@@ -223,7 +223,7 @@ const struct command command_pool_check = {
     .text = "Looks for operations that were cut off, volumes without a current element, broken "
             "backing references and files that belong to nothing. --repair finishes or undoes what "
             "can be; files that belong to nothing are reported, never deleted. The exit status is "
-            "1 while something needs repair.",
+            "1 while something needs repair or a person.",
     .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
     .options = (const struct option[]){{0, "repair", NULL, "put right what was found"},
                                        VOL_OPT_CONFIG,

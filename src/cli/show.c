@@ -79,7 +79,7 @@ static void list_volume(struct list_out *out, const struct vol_info *v)
 
         if (e->snap && asprintf(&name, "%s@%s", v->id, e->snap) > 0)
             add_row(out, name, "snap", e->format, e->virtual_len, e->allocated,
-                    e->deleting ? "deleting" : "-");
+                    e->deleting ? "being deleted" : "-");
     }
 }
 
@@ -233,7 +233,8 @@ SUSPENDS static int info(struct volcmd *cmd, struct err *err)
         render_json(name.snap[0] ? elem_json(elem) : info_json(v));
     else {
         if (name.snap[0])
-            printf("%s@%s (snap)\n", v->id, name.snap);
+            printf("%s@%s (snap)%s\n", v->id, name.snap,
+                   elem->deleting ? " (being deleted: 'varve destroy' goes on with it)" : "");
         else
             print_volume(v);
         print_elem(elem);
@@ -264,9 +265,9 @@ static void print_tree(const struct vol_info *v)
     for (unsigned i = 0; i < v->nb_elems; i++) {
         const struct vol_elem *e = &v->elems[i];
 
-        printf("  %*s%s%s  %s  %s\n", (int)(2 * e->depth), "", e->snap ? "@" : "",
+        printf("  %*s%s%s  %s  %s%s\n", (int)(2 * e->depth), "", e->snap ? "@" : "",
                e->snap ? e->snap : "* current", render_size(e->allocated, used, sizeof(used)),
-               date_text(e->created, when, sizeof(when)));
+               date_text(e->created, when, sizeof(when)), e->deleting ? "  (being deleted)" : "");
     }
 }
 

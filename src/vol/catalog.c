@@ -482,8 +482,7 @@ static void mark_deleting(struct catalog *cat)
         _cleanup_(freep) char *path = dir && name ? path_join(dir, name) : NULL;
         struct cfile *f = path ? catalog_file(cat, path) : NULL;
 
-        if (f && strcmp(intent_op(*it), "destroy-snapshot") == 0 &&
-            strcmp(intent_str((*it)->json, "how"), "commit") == 0)
+        if (f && strcmp(intent_op(*it), "destroy-snapshot") == 0)
             f->deleting = true;
     }
     intents_fini(&list);

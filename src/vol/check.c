@@ -16,7 +16,7 @@ struct checking {
     const struct vol_ctx *ctx;
     const struct pool *pool;
     bool repair;
-    unsigned bad, notes;
+    struct vol_findings found;
 };
 
 /* ---- repair of one volume ---- */
@@ -118,11 +118,13 @@ SUSPENDS static void check_volume(struct checking *c, const struct catalog *cat,
     if (!vol->broken)
         return;
     say_broken(c, cat, vol);
-    if (!c->repair || !is_repairable(cat, vol)) {
-        c->bad++;
+    if (!is_repairable(cat, vol)) {
+        c->found.hopeless++;
+    } else if (!c->repair) {
+        c->found.repairable++;
     } else if (repair_volume(c, vol, &err) < 0) {
         op_say(c->ctx, "%s: not repaired: %s", vol->stem, err_text(&err));
-        c->bad++;
+        c->found.repairable++;
     } else {
         op_say(c->ctx, "%s: repaired", vol->stem);
     }
@@ -137,7 +139,7 @@ static void check_twins(struct checking *c, const struct catalog *cat)
         if (strcmp(a->vmid, b->vmid) != 0 || strcmp(a->stem, b->stem) != 0)
             continue;
         op_say(c->ctx, "note: %s exists as .%s and as .%s", a->stem, a->format, b->format);
-        c->notes++;
+        c->found.notes++;
     }
 }
 
@@ -158,7 +160,7 @@ static int check_leftovers(struct checking *c, const struct catalog *cat,
         int rc = c->repair ? store_unlink(*it, err) : 0;
         if (rc < 0)
             return rc;
-        c->notes += !c->repair;
+        c->found.notes += !c->repair;
     }
     return 0;
 }
@@ -167,16 +169,15 @@ static void say_intents(struct checking *c, const struct intents *intents)
 {
     vec_for_each(it, &intents->list) {
         const json_t *vol = json_array_get(json_object_get((*it)->json, "vols"), 0);
+        const char *stem = intent_str(vol, "stem"), *snap = intent_str((*it)->json, "snap");
+        bool live = (*it)->fd < 0;
 
-        if ((*it)->fd < 0) {
-            op_say(c->ctx, "note: an operation on %s is under way: %s", intent_str(vol, "stem"),
-                   intent_op(*it));
-            c->notes++;
-        } else {
-            op_say(c->ctx, "%s: an operation was cut off: %s", intent_str(vol, "stem"),
-                   intent_op(*it));
-            c->bad++;
-        }
+        op_say(c->ctx,
+               live ? "note: an operation on %s%s%s is under way: %s"
+                    : "%s%s%s: an operation was cut off: %s",
+               stem, *snap ? "@" : "", snap, intent_op(*it));
+        c->found.notes += live;
+        c->found.repairable += !live;
     }
 }
 
@@ -194,7 +195,7 @@ SUSPENDS static void repair_intents(struct checking *c, const char *images, stru
         close(TAKE_FD((*it)->fd)); /* for recovery to claim */
         if (recover_pool(c->ctx, c->pool, images, vmid, stem, &err) < 0) {
             op_say(c->ctx, "%s: %s", stem, err_text(&err));
-            c->bad++;
+            c->found.repairable++;
         }
     }
 }
@@ -225,7 +226,7 @@ SUSPENDS static int check_files(struct checking *c, struct err *err)
     check_twins(c, cat);
     vec_for_each(it, &cat->strays) {
         op_say(c->ctx, "note: %s", *it);
-        c->notes++;
+        c->found.notes++;
     }
     rc = intents_load(cat->images, false, &intents, err);
     if (rc == 0)
@@ -235,7 +236,7 @@ SUSPENDS static int check_files(struct checking *c, struct err *err)
 }
 
 int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repair,
-                   unsigned *ret_bad, unsigned *ret_notes, struct err *err)
+                   struct vol_findings *ret, struct err *err)
 {
     struct checking c = {.ctx = ctx, .pool = pool, .repair = repair && !ctx->dry_run};
     _cleanup_(freep) char *images = NULL;
@@ -249,7 +250,6 @@ int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repa
         rc = check_files(&c, err);
     if (rc < 0)
         return rc;
-    *ret_bad = c.bad;
-    *ret_notes = c.notes;
+    *ret = c.found;
     return 0;
 }

@@ -532,11 +532,9 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
         rc = remote_open_path(qmp, &cp.remote, err);
     if (rc == 0)
         rc = commit_run(&cp, long_too, ret_left, err);
-    if (rc == 0)
-        op_say(ctx,
-               *ret_left ? "the deletion of %s@%s is not finished: 'varve destroy' goes on with it"
-                         : "an interrupted deletion of %s@%s was finished",
-               stem, intent_str(in->json, "snap"));
+    if (rc == 0 && !*ret_left)
+        op_say(ctx, "an interrupted deletion of %s@%s was finished", stem,
+               intent_str(in->json, "snap"));
     remote_close(cp.remote);
     commit_plan_fini(&cp);
     return rc;

@@ -75,7 +75,7 @@ struct vol_elem { /* one file of a volume: the current one or a snapshot */
     char *parent_snap; /* its snapshot name if it belongs to the same volume, else NULL */
     uint64_t virtual_len, file_len, allocated; /* bytes; allocated = disk usage */
     int64_t created;   /* seconds since 1970 (mtime of the element's creation as far as known) */
-    bool deleting;     /* its deletion was begun and is not finished: no longer usable as a snapshot */
+    bool deleting;     /* its deletion was begun and is not finished: not to be used as a snapshot */
     bool current_line; /* on the path from current to the root */
     unsigned depth;    /* in the tree, root = 0 */
 };
@@ -148,9 +148,13 @@ struct vol_opening;
 SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name, struct vol_opening **ret,
                                struct err *err);
 void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
-/* Reports debris and broken chains, one line a finding through ctx->say; repairs them if asked. *ret_bad =
- * findings left that need repair; *ret_notes = harmless ones (stray files). */
+struct vol_findings { /* that are left */
+    unsigned repairable; /* --repair puts them right, or will when what hinders it is gone */
+    unsigned hopeless;   /* only a person can say what to do */
+    unsigned notes;      /* harmless: stray files, operations under way */
+};
+/* Reports debris and broken chains, one line a finding through ctx->say; repairs them if asked. */
 SUSPENDS int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repair,
-                            unsigned *ret_bad, unsigned *ret_notes, struct err *err);
+                            struct vol_findings *ret, struct err *err);
 
 #endif

@@ -1,5 +1,5 @@
 """Operations on volumes, idle and served: what they do, what they refuse, and that a refusal changes nothing."""
-import hashlib, json, os, subprocess, sys, threading, time
+import hashlib, json, os, signal, subprocess, sys, threading, time
 from volmodel import MIB, Pool
 from proc import Failed, done, folder, need, run
 from nbdclient import Load, Nbd
@@ -99,6 +99,38 @@ def open_elsewhere():
     p.varve('pool', 'check', p.name)
     p.vols[V][None] = b'\7' * 4096 + p.vols[V][None][4096:]
     p.snapshot(V, 's2')
+    p.verify()
+
+
+def open_merged():
+    """the deletion of a snapshot is refused before anything is recorded when QEMU has one of the two images open"""
+    p = fresh('open-merged')
+    p.create(V, 16 * MIB)
+    p.write(V, 0, 8 * MIB, 1)
+    p.snapshot(V, 's1')
+    p.write(V, 0, 65536, 2)
+    points = os.path.join(BASE, 'points')
+    for path, how in (p.file(V), ['-r']), (p.file(V), []), (p.file(V, 's1'), ['-r']), (p.file(V, 's1'), []):
+        q = subprocess.Popen(['qemu-io', *how, '-f', 'qcow2', path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        q.stdin.write(b'read 0 512\n')
+        q.stdin.flush()
+        q.stdout.readline()
+        try:
+            open(points, 'w').close()
+            os.environ['VARVE_CRASH_LIST'] = points
+            refused(p, 'destroy', p.id(V, 's1'), text='qemu-io', same=bool(how))
+            del os.environ['VARVE_CRASH_LIST']
+            with open(points) as f:
+                said = f.read()
+            if 'intent-written' in said:
+                raise Failed('a deletion that could not begin was recorded (%s %s): %s' % (path, how, said))
+            if info(p, V)['elements'][0]['deleting']:
+                raise Failed('a refused deletion is listed as one')
+        finally:
+            q.stdin.close()
+            q.wait()
+        p.verify()
+    p.destroy(V, 's1')
     p.verify()
 
 
@@ -371,6 +403,104 @@ def served_cancel():
         p.verify()
 
 
+def served_interrupted():
+    """the manager ends in the middle, its server goes on: the next operation finds the deletion finished or undone, and
+    until then everybody is told of it"""
+    for sig in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL:
+        for small in True, False:
+            p = fresh('served-interrupted-%d-%d' % (sig, small), keys='\tbwlimit 16384\n')
+            p.create(V, 32 * MIB)
+            p.write(V, 0, (20 if small else 1) * MIB, 1)
+            p.snapshot(V, 's1')
+            p.write(V, MIB, (16 if small else 24) * MIB, 2)
+            s = Served(p, V)
+            m = subprocess.Popen(p.argv('destroy', p.id(V, 's1')), env=p.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            with Qmp(info(p, V)['qmp']) as q:
+                for _ in range(500):
+                    jobs = q.execute('query-jobs')
+                    if jobs and jobs[0]['status'] == 'running' and jobs[0]['current-progress']:
+                        break
+                    time.sleep(.01)
+                m.send_signal(sig)
+                m.wait()
+                marked(p, 's1')
+                out = p.varve('snapshot', p.id(V, 's2'))
+                if [j for j in q.execute('query-jobs') if j['status'] != 'null']:
+                    raise Failed('a job runs on: ' + out)
+            p.vols[V]['s2'] = p.vols[V][None]
+            gone = 's1' not in p.elements()[V]
+            if ('finished' if gone else 'undone') not in out:
+                raise Failed('the deletion is %s, and the next operation says %s' % ('done' if gone else 'undone', out))
+            if gone:
+                del p.vols[V]['s1']
+            s.write(0, 65536, 4)
+            s.stop()
+            p.verify()
+
+
+def marked(p, snap):
+    """a snapshot whose deletion was cut off is shown as such"""
+    e = [e for e in info(p, V)['elements'] if e['snapshot'] == snap]
+    if not e or not e[0]['deleting']:
+        raise Failed('not "deleting" in JSON: %s' % e)
+    for args in ['tree', p.id(V)], ['info', p.id(V, snap)], ['list', p.name]:
+        line = [x for x in p.varve(*args).splitlines() if '@' + snap in x]
+        if not line or 'being deleted' not in line[0]:
+            raise Failed('varve %s does not say that %s is being deleted: %s' % (args[0], snap, line))
+
+
+def idle_interrupted():
+    """the same without a server; a server that is started then does not export it; other volumes hear nothing"""
+    p = fresh('idle-interrupted', keys='\tbwlimit 2048\n')
+    p.create(V, 32 * MIB)
+    p.create(W)
+    p.write(V, 0, 20 * MIB, 1)
+    p.snapshot(V, 's1')
+    p.write(V, MIB, 16 * MIB, 2)
+    m = subprocess.Popen(p.argv('destroy', p.id(V, 's1')), env=p.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    time.sleep(.5)
+    m.send_signal(signal.SIGINT)
+    m.wait()
+    marked(p, 's1')
+    for out in p.varve('snapshot', p.id(W, 'x')), p.varve('rollback', p.id(W, 'x')):
+        if 's1' in out:
+            raise Failed('an operation on another volume says: ' + out)
+    p.vols[W]['x'] = p.vols[W][None]
+    if 's1' not in p.varve('pool', 'check', p.name, rc=1):
+        raise Failed('pool check does not name the snapshot')
+    s = Served(p, V)
+    if '@s1' in s.said():
+        raise Failed('a half deleted snapshot is exported: ' + s.said())
+    marked(p, 's1')
+    s.stop()
+    with open(p.cfg) as f:
+        text = f.read().replace('bwlimit 2048', 'bwlimit 0')
+    with open(p.cfg, 'w') as f:
+        f.write(text)
+    p.destroy(V, 's1')
+    p.verify()
+
+
+def pool_check_counts():
+    """what --repair can put right is counted apart from what it cannot, and from what is harmless"""
+    p = fresh('counts')
+    p.create(V)
+    p.snapshot(V, 's1')
+    p.create(W)
+    p.snapshot(W, 's1')
+    p.rollback(W, 's1', 's2')
+    p.snapshot(W, 's3')
+    p.varve('pool', 'check', p.name)
+    for vol in V, W:
+        os.unlink(p.file(vol))
+    with open(os.path.join(p.images, 'x.txt'), 'w'):
+        pass
+    for want, args in ('1 to repair, 1 need a person, 1 harmless', []), ('0 to repair, 1 need a person, 1 harmless', ['--repair']):
+        out = p.varve('pool', 'check', p.name, *args, rc=1)
+        if want not in out:
+            raise Failed('pool check does not say "%s": %s' % (want, out))
+
+
 def served_twice():
     p = fresh('served-twice')
     p.create(V)
@@ -406,8 +536,9 @@ def served_together():
     p.verify()
 
 
-tests = [refusals, open_elsewhere, tree, raw_restored, clones, imports, full_disk, together, served_rollback,
-         served_under_load, served_readers, served_cancel, served_twice, served_together]
+tests = [refusals, open_elsewhere, open_merged, tree, raw_restored, clones, imports, idle_interrupted, pool_check_counts,
+         full_disk, together, served_rollback, served_under_load, served_readers, served_cancel, served_interrupted,
+         served_twice, served_together]
 for t in tests:
     if len(sys.argv) < 2 or t.__name__ in sys.argv[1:]:
         try:
