@@ -281,6 +281,9 @@ SUSPENDS static int settle(struct rollback *rb, const char **ret_how, struct err
     if (rc == 0 && !forward)
         return undo(rb, err);
     *ret_how = "finished";
+    /* somebody may have opened the old image meanwhile: it keeps its name then */
+    if (rc == 0 && store_exists(rb->tmp) && !rb->remote && store_exists(rb->cur))
+        rc = overlay_hold(rb->cur, &rb->hold, err);
     if (rc == 0 && store_exists(rb->tmp))
         rc = take_name(rb, err);
     if (rc == 0 && rb->remote)

@@ -363,13 +363,22 @@ SUSPENDS static int pivot_again(struct snap_vol *sv, struct err *err)
     return rc;
 }
 
+/* Somebody may have opened the image since the operation was killed: it keeps its name then. */
 SUSPENDS static int redo(struct snap_vol *sv, struct err *err)
 {
-    int rc = store_exists(sv->tmp) ? store_rename(sv->tmp, sv->top, err) : 0;
+    bool loses_name = store_exists(sv->tmp) || is_raw(sv);
+    int rc = 0;
 
+    if (!sv->remote && loses_name && store_exists(sv->cur))
+        rc = overlay_hold(sv->cur, &sv->hold, err);
+    if (rc == 0 && store_exists(sv->tmp))
+        rc = store_rename(sv->tmp, sv->top, err);
     if (rc == 0 && sv->remote)
         rc = pivot_again(sv, err);
-    return rc == 0 ? finish(sv, err) : rc;
+    if (rc == 0)
+        rc = finish(sv, err);
+    blk_close(TAKE_PTR(sv->hold));
+    return rc;
 }
 
 SUSPENDS static int undo_killed(struct snap_vol *sv, struct err *err)

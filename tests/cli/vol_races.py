@@ -217,6 +217,30 @@ def long_operation():
     pool.verify()
 
 
+def opened_after_a_kill():
+    """recovery does not take the name of an image that another program has opened since"""
+    pool = fresh('opened')
+    for v in V, W:
+        pool.create(v)
+        pool.write(v, 0, MIB, 1)
+    pool.varve('snapshot', pool.id(V, 's'), pool.id(W, 's'), rc=-9, env={'VARVE_CRASH_AT': 'snapshot-switched:1'})
+    q = subprocess.Popen(['qemu-io', '-f', 'qcow2', pool.file(W)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    q.stdin.write(b'write -P 7 0 4096\n')
+    q.stdin.flush()
+    q.stdout.readline()
+    inode = os.stat(pool.file(W)).st_ino
+    out = pool.varve('resize', pool.id(W), '+1M', rc=1)
+    if os.stat(pool.file(W)).st_ino != inode:
+        raise Failed('an open image has lost its name: ' + out)
+    q.stdin.close()
+    q.wait()
+    pool.vols[W][None] = b'\7' * 4096 + pool.vols[W][None][4096:]
+    pool.varve('pool', 'check', pool.name, '--repair')
+    for v in V, W:
+        pool.vols[v]['s'] = pool.vols[v][None]
+    pool.verify()
+
+
 # ---- volumes that are broken or not there ----
 def broken():
     pool = fresh('broken')
@@ -368,7 +392,8 @@ def closed_stdin():
 
 
 tests = [serve_and_snapshot, serve_and_rollback, serve_and_destroy_snapshot, serve_and_destroy, renamed_while_waited_for,
-         at_once_after_start, long_operation, broken, full_xfs, full_ext4, closed_stdin]
+         at_once_after_start, long_operation, opened_after_a_kill,
+         broken, full_xfs, full_ext4, closed_stdin]
 for t in tests:
     if len(sys.argv) < 2 or t.__name__ in sys.argv[1:]:
         try:
