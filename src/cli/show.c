@@ -9,6 +9,8 @@ static const char *date_text(int64_t when, char *buf, size_t len)
     time_t t = (time_t)when;
     struct tm tm;
 
+    if (!when)
+        return "?";
     localtime_r(&t, &tm);
     strftime(buf, len, "%Y-%m-%d %H:%M:%S", &tm);
     return buf;
@@ -16,12 +18,12 @@ static const char *date_text(int64_t when, char *buf, size_t len)
 
 static json_t *elem_json(const struct vol_elem *e)
 {
-    json_t *o =
-        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i, s:b}", "file", e->file, "path", e->path,
-                  "format", e->format, "virtual-size", (json_int_t)e->virtual_len, "file-size",
-                  (json_int_t)e->file_len, "allocated", (json_int_t)e->allocated, "created",
-                  (json_int_t)e->created, "in-current", e->current_line, "depth", (int)e->depth,
-                  "deleting", e->deleting);
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i, s:b}", "file", e->file,
+                          "path", e->path, "format", e->format, "virtual-size",
+                          (json_int_t)e->virtual_len, "file-size", (json_int_t)e->file_len,
+                          "allocated", (json_int_t)e->allocated, e->snap ? "taken" : "created",
+                          (json_int_t)e->when, "in-current", e->current_line, "depth",
+                          (int)e->depth, "deleting", e->deleting);
 
     json_object_set_new(o, "snapshot", e->snap ? json_string(e->snap) : json_null());
     json_object_set_new(o, "parent", e->parent_snap ? json_string(e->parent_snap) : json_null());
@@ -195,7 +197,8 @@ static void print_elem(const struct vol_elem *e)
     printf("  file:      %s\n  format:    %s\n  size:      %s (%llu bytes)\n  allocated: %s\n",
            e->path, e->format, render_size(e->virtual_len, a, sizeof(a)),
            (unsigned long long)e->virtual_len, render_size(e->allocated, b, sizeof(b)));
-    printf("  made:      %s\n", date_text(e->created, when, sizeof(when)));
+    printf("  %s%s\n", e->snap ? "taken:     " : "made:      ",
+           date_text(e->when, when, sizeof(when)));
     if (e->parent_file)
         printf("  backing:   %s%s%s%s\n", e->parent_file, e->parent_snap ? " (snapshot " : "",
                e->parent_snap ? e->parent_snap : "", e->parent_snap ? ")" : "");
@@ -267,7 +270,7 @@ static void print_tree(const struct vol_info *v)
 
         printf("  %*s%s%s  %s  %s%s\n", (int)(2 * e->depth), "", e->snap ? "@" : "",
                e->snap ? e->snap : "* current", render_size(e->allocated, used, sizeof(used)),
-               date_text(e->created, when, sizeof(when)), e->deleting ? "  (being deleted)" : "");
+               date_text(e->when, when, sizeof(when)), e->deleting ? "  (being deleted)" : "");
     }
 }
 

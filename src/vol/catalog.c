@@ -147,6 +147,9 @@ static int read_file(struct catalog *cat, int dir_fd, struct cfile *f)
         f->bad = strdup(strerror(errno));
         return f->bad ? 0 : -ENOMEM;
     }
+    struct statx more;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &more) == 0 && more.stx_mask & STATX_BTIME)
+        f->made = more.stx_btime.tv_sec;
     f->virtual_len = (uint64_t)f->st.st_size;
     return strcmp(f->format, "qcow2") == 0 ? read_qcow2(f, fd) : 0;
 }

@@ -315,10 +315,11 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
     if (!final)
         return err_set(err, -ENOMEM, "out of memory");
     json_t *body =
-        json_pack("{s:[{s:s, s:s}], s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "vols", "vmid",
+        json_pack("{s:[{s:s, s:s}], s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "vols", "vmid",
                   d->vol->vmid, "stem", d->vol->stem, "vmid", d->vol->vmid, "stem", d->vol->stem,
                   "how", "commit", "snap", d->snap->snap, "snap_file", d->snap->name, "child_file",
-                  kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final);
+                  kid->name, "child_snap", kid->snap ? kid->snap : "", "final_file", final, "taken",
+                  taken_record(d->op->cat, d->kids, 1, final));
     int rc = op_intent(d->op, "destroy-snapshot", body, err);
     if (rc == 0 && commit_plan_fill(&cp, d->snap->dir, d->op->id, d->vol->stem, d->snap->snap,
                                     d->snap->name, kid->name, kid->snap, final) < 0)
@@ -334,6 +335,8 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
         return err_prefix(
             err, rc,
             "the snapshot is half merged and no longer usable; destroying it again goes on");
+    if (d->op->intent)
+        taken_restore(d->op->images, d->op->intent);
     int done_rc = op_done(d->op, rc < 0 ? NULL : err);
     return rc < 0 ? rc : done_rc;
 }
@@ -416,9 +419,10 @@ SUSPENDS static int run_stream(struct destroy *d, struct err *err)
             json_array_append_new(vols, json_pack("{s:s, s:s}", "vmid", d->kids[i]->vol->vmid,
                                                   "stem", d->kids[i]->vol->stem));
     int rc = op_intent(d->op, "destroy-snapshot",
-                       json_pack("{s:o, s:s, s:s, s:s, s:s, s:s}", "vols", vols, "vmid",
+                       json_pack("{s:o, s:s, s:s, s:s, s:s, s:s, s:o}", "vols", vols, "vmid",
                                  d->vol->vmid, "stem", d->vol->stem, "how", "stream", "snap",
-                                 d->snap->snap, "snap_file", d->snap->name),
+                                 d->snap->snap, "snap_file", d->snap->name, "taken",
+                                 taken_record(d->op->cat, d->kids, d->nr_kids, NULL)),
                        err);
     if (rc < 0)
         return rc;
@@ -429,6 +433,7 @@ SUSPENDS static int run_stream(struct destroy *d, struct err *err)
     if (rc == 0)
         rc = store_unlink(d->snap->path, err);
     crash_point("stream-unlinked");
+    taken_restore(d->op->images, d->op->intent);
     if (rc < 0) { /* the snapshot is whole; children that are done just stand lower */
         op_done(d->op, NULL);
         return rc;
@@ -625,7 +630,10 @@ int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const ch
         return err_set(err, -EUCLEAN, "the intent is damaged");
     if (volume)
         return unlink_all(dir, json_object_get(in->json, "files"), err);
-    if (strcmp(intent_str(in->json, "how"), "commit") == 0)
-        return recover_commit(ctx, pool, dir, in, long_too, ret_left, err);
-    return recover_stream(ctx, pool, dir, in, long_too, ret_left, err);
+    int rc = strcmp(intent_str(in->json, "how"), "commit") == 0
+                 ? recover_commit(ctx, pool, dir, in, long_too, ret_left, err)
+                 : recover_stream(ctx, pool, dir, in, long_too, ret_left, err);
+    if (rc == 0 && !*ret_left)
+        taken_restore(images, in);
+    return rc;
 }

@@ -77,7 +77,7 @@ static int fill_elem(struct vol_elem *e, const struct cfile *f)
                            .virtual_len = f->virtual_len,
                            .file_len = (uint64_t)f->st.st_size,
                            .allocated = (uint64_t)f->st.st_blocks * 512,
-                           .created = f->st.st_mtime,
+                           .when = f->snap ? f->st.st_mtime : f->made,
                            .deleting = f->deleting,
                            .depth = depth_of(f)};
     bool whole = e->file && e->path && e->format && (e->snap || !f->snap) &&
@@ -93,8 +93,8 @@ static int by_depth(const void *a, const void *b)
         return x->snap ? -1 : 1;
     if (x->depth != y->depth)
         return x->depth < y->depth ? -1 : 1;
-    if (x->created != y->created)
-        return x->created < y->created ? -1 : 1;
+    if (x->when != y->when)
+        return x->when < y->when ? -1 : 1;
     return x->snap ? strcmp(x->snap, y->snap) : 0;
 }
 

@@ -49,6 +49,7 @@ struct cfile { /* one .raw or .qcow2 file */
     char *stem;
     const char *format; /* by suffix: that never lies */
     struct stat st;
+    int64_t made;    /* seconds since 1970: when the file was created; 0: unknown */
     char *bad;       /* why it cannot be used as an image; NULL: readable */
     bool unfinished; /* bad, and provably without guest data: created and never completed */
     uint64_t virtual_len;
@@ -185,6 +186,17 @@ const char *intent_str(const json_t *obj, const char *key);
 const char *intent_name(const json_t *obj, const char *key);
 /* The directory of a volume recorded as {"vmid"}; NULL: invalid. The caller frees. */
 char *intent_dir(const char *images, const json_t *vol);
+
+/* ---- taken.c: when snapshots were taken, as the time of their files ---- */
+struct timespec taken_now(void);
+void taken_set(const char *path, struct timespec when);
+/* An image that nobody has written to since then was taken when its operation began. */
+void taken_set_not_before(const char *path, const struct intent *intent);
+/* For an intent, as "taken": times of the snapshots among `kids`, and of those that stand on them if
+ * they are to get the name `final` (NULL: they keep theirs). */
+json_t *taken_record(const struct catalog *cat, struct cfile *const *kids, unsigned nr,
+                     const char *final);
+void taken_restore(const char *images, const struct intent *intent);
 
 /* ---- op.c: the frame of an operation on one pool ---- */
 struct op {

@@ -212,6 +212,8 @@ SUSPENDS static int run(struct rollback *rb, bool force, struct err *err)
     rc = take_name(rb, err);
     if (rc < 0) /* a served disk is on the overlay already: recovery tries again */
         return rb->remote ? rc : give_up(rb, rc, err);
+    if (rb->kept)
+        taken_set(rb->kept, taken_now());
     if (rb->remote)
         rc = remote_rename(rb->remote, rb->node, rb->cur, err);
     if (rc == 0 || rc == -EPIPE)
@@ -259,7 +261,8 @@ SUSPENDS static int server_is_on_overlay(struct rollback *rb, bool *ret, struct 
     return rc;
 }
 
-SUSPENDS static int settle(struct rollback *rb, const char **ret_how, struct err *err)
+SUSPENDS static int settle(struct rollback *rb, const struct intent *intent, const char **ret_how,
+                           struct err *err)
 {
     bool forward = false;
     int rc = 0;
@@ -286,6 +289,8 @@ SUSPENDS static int settle(struct rollback *rb, const char **ret_how, struct err
         rc = overlay_hold(rb->cur, &rb->hold, err);
     if (rc == 0 && store_exists(rb->tmp))
         rc = take_name(rb, err);
+    if (rc == 0 && rb->kept)
+        taken_set_not_before(rb->kept, intent);
     if (rc == 0 && rb->remote)
         remote_rename(rb->remote, rb->node, rb->cur, NULL); /* unknown to a server started since */
     return rc;
@@ -313,7 +318,7 @@ int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool, const c
     if (rc == 0)
         rc = remote_open_path(qmp, &rb.remote, err);
     if (rc == 0)
-        rc = settle(&rb, &how, err);
+        rc = settle(&rb, intent, &how, err);
     if (rc == 0)
         op_say(ctx, "an interrupted rollback of %s was %s", stem, how);
     rollback_fini(&rb);

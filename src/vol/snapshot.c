@@ -258,8 +258,11 @@ SUSPENDS static int run(struct op *op, struct snap_vol *svs, unsigned nr, struct
         op_done(op, NULL);
         return rc;
     }
-    for (unsigned i = 0; i < nr && rc == 0; i++)
+    struct timespec now = taken_now();
+    for (unsigned i = 0; i < nr && rc == 0; i++) {
+        taken_set(svs[i].snap, now);
         rc = finish(&svs[i], err);
+    }
     if (rc == 0)
         rc = op_done(op, err);
     for (unsigned i = 0; i < nr && rc == 0; i++)
@@ -414,6 +417,8 @@ int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool, const c
     }
     for (unsigned i = 0; i < nr && rc == 0; i++)
         rc = forward ? redo(&svs[i], err) : undo_killed(&svs[i], err);
+    for (unsigned i = 0; i < nr && rc == 0 && forward; i++)
+        taken_set_not_before(svs[i].snap, intent);
     if (rc == 0)
         op_say(ctx, "an interrupted snapshot was %s", forward ? "finished" : "undone");
     for (unsigned i = 0; svs && i < nr; i++)

@@ -74,7 +74,8 @@ struct vol_elem { /* one file of a volume: the current one or a snapshot */
     char *parent_file; /* backing file's path, absolute; NULL: none */
     char *parent_snap; /* its snapshot name if it belongs to the same volume, else NULL */
     uint64_t virtual_len, file_len, allocated; /* bytes; allocated = disk usage */
-    int64_t created;   /* seconds since 1970 (mtime of the element's creation as far as known) */
+    int64_t when;      /* seconds since 1970: snapshot: when it was taken (taken.c), current: when its file was made; 0:
+                          unknown */
     bool deleting;     /* its deletion was begun and is not finished: not to be used as a snapshot */
     bool current_line; /* on the path from current to the root */
     unsigned depth;    /* in the tree, root = 0 */

@@ -501,6 +501,65 @@ def pool_check_counts():
             raise Failed('pool check does not say "%s": %s' % (want, out))
 
 
+def taken(pool, vol):
+    return {e['snapshot']: e['taken'] for e in info(pool, vol)['elements'] if e['snapshot']}
+
+
+def dates():
+    """a snapshot shows when it was taken, whatever was done to other snapshots since"""
+    p = fresh('dates')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    os.utime(p.file(V), (1e9, 1e9))
+    for snap in 's1', 's2':
+        before = int(time.time())
+        p.snapshot(V, snap)
+        if not before <= taken(p, V)[snap] <= time.time():
+            raise Failed('%s was taken at %d, says info' % (snap, taken(p, V)[snap]))
+        os.utime(p.file(V), (1e9, 1e9))
+    made = [e['created'] for e in info(p, V)['elements'] if not e['snapshot']]
+    if not before <= made[0] <= time.time():
+        raise Failed('the current element was made at %s, says info' % made)
+    before = int(time.time())
+    p.rollback(V, 's1', 'k')
+    if not before <= taken(p, V)['k'] <= time.time():
+        raise Failed('a kept state was taken at %d, says info' % taken(p, V)['k'])
+    for args, label in ([p.id(V, 's1')], 'taken:'), ([p.id(V)], 'made:'):
+        if label not in p.varve('info', *args):
+            raise Failed('info %s has no "%s"' % (args[0], label))
+
+
+def dates_kept():
+    """merges write into files of snapshots, or rename them: the times stay, also when the manager is killed"""
+    kinds = [(s, fmt, small, kill) for s in (False, True) for fmt in ('', '.raw') for small in (False, True)
+             for kill in (None, 'stream-merged', 'commit-renamed', 'commit-child-unlinked', 'intent-remove')]
+    for served, fmt, small, kill in kinds:
+        p = fresh('dates-%d%s-%d-%s' % (served, fmt, small, kill))
+        p.create(V + fmt)
+        p.write(V, 0, (2 if small else 1) * MIB, 1)
+        for i in 1, 2, 3:
+            p.snapshot(V, 's%d' % i)
+            p.write(V, MIB, 65536 if small else 2 * MIB, 0x10 + i)
+        want = {}
+        for i in 1, 2, 3:
+            want['s%d' % i] = 10**9 + i
+            os.utime(p.file(V, 's%d' % i), (10**9 + i, 10**9 + i))
+        s = Served(p, V) if served else None
+        rc, out = p.varve('destroy', p.id(V, 's1'), rc=None, env={'VARVE_CRASH_AT': kill} if kill else {})
+        if rc and rc != -9:
+            raise Failed('destroy failed: %d %s' % (rc, out))
+        p.varve('pool', 'check', p.name, '--repair')
+        if s:
+            s.stop()
+        got = taken(p, V)
+        if got != {k: v for k, v in want.items() if k in got} or not {'s2', 's3'} <= set(got):
+            raise Failed('%s: %s, killed at %s (%d): the snapshots were taken at %s' % (
+                'served' if served else 'idle', out, kill, rc, got))
+        if 's1' not in p.elements()[V]:
+            del p.vols[V]['s1']
+        p.verify()
+
+
 def served_twice():
     p = fresh('served-twice')
     p.create(V)
@@ -537,7 +596,7 @@ def served_together():
 
 
 tests = [refusals, open_elsewhere, open_merged, tree, raw_restored, clones, imports, idle_interrupted, pool_check_counts,
-         full_disk, together, served_rollback, served_under_load, served_readers, served_cancel, served_interrupted,
+         full_disk, dates, dates_kept, together, served_rollback, served_under_load, served_readers, served_cancel, served_interrupted,
          served_twice, served_together]
 for t in tests:
     if len(sys.argv) < 2 or t.__name__ in sys.argv[1:]:
