@@ -18,12 +18,12 @@ static const char *date_text(int64_t when, char *buf, size_t len)
 
 static json_t *elem_json(const struct vol_elem *e)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i, s:b}", "file", e->file,
-                          "path", e->path, "format", e->format, "virtual-size",
-                          (json_int_t)e->virtual_len, "file-size", (json_int_t)e->file_len,
-                          "allocated", (json_int_t)e->allocated, e->snap ? "taken" : "created",
-                          (json_int_t)e->when, "in-current", e->current_line, "depth",
-                          (int)e->depth, "deleting", e->deleting);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:i, s:b}", "file", e->file, "path",
+                  e->path, "format", e->format, "virtual-size", (json_int_t)e->virtual_len,
+                  "file-size", (json_int_t)e->file_len, "allocated", (json_int_t)e->allocated,
+                  e->snap ? "taken" : "created", (json_int_t)e->when, "in-current", e->current_line,
+                  "depth", (int)e->depth, "deleting", e->deleting);
 
     json_object_set_new(o, "snapshot", e->snap ? json_string(e->snap) : json_null());
     json_object_set_new(o, "parent", e->parent_snap ? json_string(e->parent_snap) : json_null());
@@ -74,7 +74,9 @@ static void list_volume(struct list_out *out, const struct vol_info *v)
 
     if (base ? out->bases : out->vols)
         add_row(out, v->id, v->kind, v->format, v->virtual_len, v->allocated,
-                v->broken ? "broken" : v->served ? "served" : "idle");
+                v->broken   ? "broken"
+                : v->served ? "served"
+                            : "idle");
     for (unsigned i = 0; out->snaps && i < v->nb_elems; i++) {
         const struct vol_elem *e = &v->elems[i];
         _cleanup_(freep) char *name = NULL;
@@ -197,8 +199,8 @@ static void print_elem(const struct vol_elem *e)
     printf("  file:      %s\n  format:    %s\n  size:      %s (%llu bytes)\n  allocated: %s\n",
            e->path, e->format, render_size(e->virtual_len, a, sizeof(a)),
            (unsigned long long)e->virtual_len, render_size(e->allocated, b, sizeof(b)));
-    printf("  %s%s\n", e->snap ? "taken:     " : "made:      ",
-           date_text(e->when, when, sizeof(when)));
+    printf("  %s%s\n",
+           e->snap ? "taken:     " : "made:      ", date_text(e->when, when, sizeof(when)));
     if (e->parent_file)
         printf("  backing:   %s%s%s%s\n", e->parent_file, e->parent_snap ? " (snapshot " : "",
                e->parent_snap ? e->parent_snap : "", e->parent_snap ? ")" : "");
