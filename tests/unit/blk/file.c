@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/bits.h"
+#include "blk/internal.h"
 #include "devices.h"
 #include "rt/reactor.h"
 
@@ -164,6 +165,66 @@ CO_TEST(holes_data_and_zeroes_are_told_apart)
     CHECK(fstat(blk_file_fd(blk), &st) == 0 && st.st_blocks < 4096);
     buf_put(buf, 65536);
     blk_close(blk);
+}
+
+/* ---- an answered write is no hole ---- */
+
+struct hole_race {
+    struct blk *blk;
+    uint64_t at; /* is being written */
+    bool stop;
+};
+
+SUSPENDS static int ask_for_holes(void *arg)
+{
+    struct hole_race *race = arg;
+    uint64_t len;
+    bool data;
+
+    while (!race->stop) {
+        CHECK_EQ(blk_status(race->blk, race->at, 4096, &data, &len), 0);
+        reactor_yield();
+    }
+    return 0;
+}
+
+SUSPENDS static int fill_holes(void *arg)
+{
+    struct hole_race *race = arg;
+    char *buf = buf_get(4096);
+    uint64_t len;
+    bool data;
+
+    memset(buf, 1, 4096);
+    for (uint64_t off = 0; off < race->blk->len; off += 8192) {
+        race->at = off;
+        CHECK_EQ(blk_write(race->blk, off, buf, 4096), 0);
+        CHECK_EQ(blk_status(race->blk, off, 4096, &data, &len), 0);
+        if (!data)
+            test_fail(__FILE__, __LINE__, "a hole at %llu", (unsigned long long)off);
+    }
+    buf_put(buf, 4096);
+    race->stop = true;
+    return 0;
+}
+
+CO_TEST(a_write_is_no_hole_once_it_is_answered)
+{
+    static const char *const names[] = {"race0", "race1", "race2", "race3"};
+
+    for (unsigned i = 0; i < 4; i++) {
+        struct hole_race race = {.blk = new_file(NULL, names[i], 4 << 20, i & 1)};
+        struct co_group group;
+
+        /* as on the network: asked on a helper thread, writes go on */
+        file_of(race.blk)->place = i & 2 ? PLACE_NETWORK : PLACE_LOCAL;
+        co_group_init(&group);
+        for (unsigned k = 0; k < 8; k++)
+            CHECK_EQ(co_group_spawn(&group, ask_for_holes, &race), 0);
+        CHECK_EQ(co_group_spawn(&group, fill_holes, &race), 0);
+        CHECK_EQ(co_group_wait(&group), 0);
+        blk_close(race.blk);
+    }
 }
 
 CO_TEST(a_file_cut_by_another_reads_as_zeroes)
