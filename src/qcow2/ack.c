@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 #include "base/check.h"
 #include "qcow2/ack.h"
+#include "rt/timer.h"
 
 #define PATH_MAX_BYTES 512u
+/* The kernel gives a dead process's journal back a moment after its image's lock. */
+#define BUSY_TRIES 100u
+#define BUSY_WAIT  (10 * NSEC_PER_MSEC)
 
 /* With its parents; if it cannot be made, opening the journal tells. */
 static void make_dir(const char *dir)
@@ -23,8 +27,8 @@ static void make_dir(const char *dir)
 }
 
 /* The journal of the file that blk is. *ret NULL: there is none, or blk is no file. */
-static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool readonly, bool make,
-                        struct err *err)
+SUSPENDS static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool readonly,
+                                 bool make, struct err *err)
 {
     char path[PATH_MAX_BYTES];
     struct stat st;
@@ -41,7 +45,12 @@ static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool re
         make_dir(dir);
     if (!make && stat(path, &st) < 0)
         return errno == ENOENT ? 0 : err_errno(err, -errno, "journal '%s'", path);
-    rc = journal_open(path, &(struct journal_opts){.readonly = readonly}, &a->journal, err);
+    struct journal_opts opts = {.readonly = readonly};
+    rc = journal_open(path, &opts, &a->journal, err);
+    for (unsigned i = 0; rc == -EBUSY && i < BUSY_TRIES; i++) {
+        timer_sleep(BUSY_WAIT);
+        rc = journal_open(path, &opts, &a->journal, err);
+    }
     return rc == -ENOENT ? 0 : rc;
 }
 

@@ -292,11 +292,6 @@ static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
     return true;
 }
 
-/*
- * Reads the slice with its neighbours. A neighbour that is not here when the read begins is as
- * on disk; one that was loaded, changed, written and evicted meanwhile would come back old: then
- * l2_writes or refcount_writes has moved.
- */
 /* What a journal says of the slices that were read. */
 static void lay_over(const struct image *img, uint64_t first, void *content, uint64_t nr)
 {
@@ -305,6 +300,11 @@ static void lay_over(const struct image *img, uint64_t first, void *content, uin
                         (unsigned)(nr << img->slice_bits));
 }
 
+/*
+ * Reads the slice with its neighbours. A neighbour that is not here when the read begins is as
+ * on disk; one that was loaded, changed, written and evicted meanwhile would come back old: then
+ * l2_writes or refcount_writes has moved.
+ */
 SUSPENDS static int load_group(struct image *img, struct slice *s, uint64_t nr)
 {
     size_t len = nr * img->slice_bytes;

@@ -426,7 +426,7 @@ SUSPENDS static int flush_run(struct image *img)
 }
 
 /* Runs until one that began after this call has ended: rule 2. */
-int image_flush(struct image *img)
+int flush_to_disk(struct image *img)
 {
     uint64_t want = img->flush_started + 1;
 
@@ -444,10 +444,14 @@ int image_flush(struct image *img)
         img->flush_running = false;
         wait_queue_wake_all(&img->flush_wait);
     }
-    int rc = img->flush_rc;
-    if (rc == 0)
-        rc = alloc_release(img);
-    return rc;
+    return img->flush_rc;
+}
+
+int image_flush(struct image *img)
+{
+    int rc = flush_to_disk(img);
+
+    return rc < 0 ? rc : alloc_release(img);
 }
 
 int image_write_back(struct image *img)

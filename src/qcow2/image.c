@@ -205,17 +205,21 @@ SUSPENDS static int start_ack(struct image *img, const struct recovery *found, s
 }
 
 /* Counted and unused: what the journal of a killed process had left. */
-static int adopt_runs(struct image *img, const struct recovery *found)
+static int adopt_runs(struct image *img, struct recovery *found)
 {
     img->pool.len = 0;
     for (size_t i = 0; i < found->nr_runs; i++) {
-        const struct journal_run *run = &found->runs[i];
-        int rc = vec_push(&img->pool, {run->first, run->nr, false, 0});
+        struct journal_run *run = &found->runs[i];
 
+        if (!meta_none_in(img, run->first, run->nr))
+            continue; /* whoever counts on it, it is not unused */
+        int rc = vec_push(&img->pool, {run->first, run->nr, false, 0});
         if (rc < 0)
             return rc;
         img->allocated = true;
+        found->runs[img->pool.len - 1] = *run;
     }
+    found->nr_runs = img->pool.len;
     return 0;
 }
 
@@ -435,6 +439,21 @@ int image_start_ack(struct image *img, struct err *err)
     vec_for_each(r, &img->pool)
         record_run(img, r);
     return rc;
+}
+
+bool image_is_recorded(const struct image *img)
+{
+    return img->ack.is_on;
+}
+
+bool image_has_journal(const struct image *img)
+{
+    return img->hdr.version >= 3 && img->hdr.autoclear & QCOW2_AUTOCLEAR_JOURNAL;
+}
+
+uint64_t image_records(const struct image *img)
+{
+    return img->ack.is_on ? journal_next(img->ack.journal) - journal_oldest(img->ack.journal) : 0;
 }
 
 const char *image_ack_note(const struct image *img)

@@ -140,9 +140,16 @@ SUSPENDS int image_reopen(struct image *img, bool writable, struct err *err);
 void image_want_ack(struct image *img, bool on);
 /* A writable image begins to keep one now. The caller has drained all requests. */
 SUSPENDS int image_start_ack(struct image *img, struct err *err);
+/* It keeps one now. */
+bool image_is_recorded(const struct image *img);
+/* Changes in it that are not written back. */
+uint64_t image_records(const struct image *img);
+/* Its header says that it has one: it is open with one, or its server was killed. */
+bool image_has_journal(const struct image *img);
 /* What the user should know about answered writes that were not flushed; "" if nothing. */
 const char *image_ack_note(const struct image *img);
-/* For a timer: writes back what was changed before the last call of this. */
+/* For a timer: writes back what was changed before the last call of this, and with a journal what
+ * was written. */
 SUSPENDS int image_write_back_old(struct image *img);
 
 /* Counters for statistics and tests. */

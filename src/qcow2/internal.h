@@ -113,6 +113,7 @@ struct image {
     struct ack ack;            /* the journal of changes, if there is one */
     struct recover_view *view; /* read-only: what a killed process's journal lays over; owned */
     uint64_t old_seq;          /* records below were there at the last image_write_back_old */
+    bool was_unwritten;        /* something else was */
     struct wait_queue journal_room;
 
     struct image_stats stats;
@@ -181,8 +182,9 @@ void record_entry(struct image *img, struct room *room, struct journal_rec *rec,
                   struct l2_entry old, struct l2_entry new);
 void record_put(struct image *img, struct room *room, struct journal_rec *rec);
 void record_table(struct image *img, struct room *room, uint64_t index, uint64_t old, uint64_t new);
-/* A refcount block that the table on disk does not name yet. */
-SUSPENDS int record_block(struct image *img, uint64_t index);
+/* A refcount block that the table on disk does not name yet; its place first. Under alloc_lock. */
+SUSPENDS int room_for_block(struct image *img);
+void record_block(struct image *img, uint64_t index, uint64_t old);
 /* The run in the pool has changed: see journal_run_set. */
 void record_run(struct image *img, struct host_run *run);
 /* Records below seq are on the device. */
@@ -294,6 +296,8 @@ SUSPENDS int write_throttle(struct image *img);
 SUSPENDS int zero_unmap(struct image *img, uint64_t guest_off, uint64_t len);
 
 /* ---- flush.c ---- */
+/* As image_flush, but what was unmapped is not counted down: under alloc_lock, too. */
+SUSPENDS int flush_to_disk(struct image *img);
 /* Test hook: leave a step of the order out. The tests prove with it that they would notice. */
 enum flush_mutation {
     FLUSH_AS_IS,

@@ -1,5 +1,4 @@
 /* Changes of the map into the journal: see journal.h. */
-#include "base/be.h"
 #include "base/bits.h"
 #include "base/check.h"
 #include "qcow2/internal.h"
@@ -71,28 +70,27 @@ void record_table(struct image *img, struct room *room, uint64_t index, uint64_t
     append(img, room, &rec);
 }
 
-/* Without a place for it the table itself gets the entry at once: its block first. */
-SUSPENDS static int write_block_entry(struct image *img, uint64_t index)
+/* A place of those that room_take leaves free: what waits for alloc_lock cannot give any back. */
+int room_for_block(struct image *img)
 {
-    be64 word = be64_make(img->reftable[index]);
-    int rc = blk_flush(img->blk);
+    while (img->ack.is_on && !journal_reserve_spare(img->ack.journal)) {
+        int rc = flush_to_disk(img);
 
-    if (rc == 0)
-        rc = blk_write(img->blk, img->hdr.reftable_off + index * 8, &word, sizeof(word));
-    return rc;
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
 }
 
-int record_block(struct image *img, uint64_t index)
+void record_block(struct image *img, uint64_t index, uint64_t old)
 {
     struct journal_rec rec = {.kind = JOURNAL_BLOCK, .nr = 1, .first = index};
 
     if (!img->ack.is_on)
-        return 0;
-    if (!journal_reserve_spare(img->ack.journal))
-        return write_block_entry(img, index);
+        return;
+    rec.old.word = old;
     rec.new.word = img->reftable[index];
     journal_append(img->ack.journal, &rec);
-    return 0;
 }
 
 void record_run(struct image *img, struct host_run *run)
@@ -115,15 +113,24 @@ void record_trim(struct image *img, uint64_t seq)
     wait_queue_wake_all(&img->journal_room);
 }
 
+/* Something that was there at the last call still is. With a journal data counts too: what was
+ * answered survives power loss as well, once it is old enough. */
+static bool has_old(const struct image *img)
+{
+    if (img->ack.is_on && journal_oldest(img->ack.journal) < img->old_seq)
+        return true;
+    return img->was_unwritten && (image_is_unwritten(img) || (img->ack.is_on && img->unflushed));
+}
+
 int image_write_back_old(struct image *img)
 {
     int rc = 0;
 
-    if (!img->writable || !img->ack.is_on)
+    if (!img->writable)
         return 0;
-    if (journal_oldest(img->ack.journal) < img->old_seq)
+    if (has_old(img))
         rc = image_write_back(img);
-    if (img->ack.is_on)
-        img->old_seq = journal_next(img->ack.journal);
+    img->old_seq = img->ack.is_on ? journal_next(img->ack.journal) : 0;
+    img->was_unwritten = image_is_unwritten(img) || img->unflushed;
     return rc;
 }

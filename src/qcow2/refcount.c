@@ -299,7 +299,8 @@ static void forget_block(struct image *img, uint64_t index, uint64_t cluster)
 
 int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
 {
-    uint64_t off = cluster << img->hdr.cluster_bits, done;
+    uint64_t off = cluster << img->hdr.cluster_bits, old = img->reftable[index], done;
+    bool room = false;
 
     DEBUG_CHECK(index < img->reftable_entries && !block_off(img, index));
     int rc = vec_reserve(&img->reftable_dirty, img->reftable_dirty.len + 1);
@@ -318,13 +319,19 @@ int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
     img->reftable_making = index + 1;
     add_empty_slices(img, index);
     rc = refcount_take(img, cluster, 1, &done);
+    if (rc == 0)
+        room = (rc = room_for_block(img)) == 0;
+    if (rc == 0)
+        rc = vec_push(&img->reftable_dirty, (uint32_t)index);
     img->reftable_making = 0;
-    if (rc < 0) {
-        forget_block(img, index, cluster);
-        return rc;
+    if (rc == 0) {
+        record_block(img, index, old);
+        return 0;
     }
-    rc = vec_push(&img->reftable_dirty, (uint32_t)index);
-    return rc < 0 ? rc : record_block(img, index);
+    if (room && img->ack.is_on)
+        journal_unreserve(img->ack.journal, 1);
+    forget_block(img, index, cluster);
+    return rc;
 }
 
 /* ---- a larger table ---- */
