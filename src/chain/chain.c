@@ -162,6 +162,15 @@ SUSPENDS static int open_next(struct opening *o, struct layer_opts *opts, bool *
     return rc < 0 ? err_prefix(err, rc, "backing file of '%s'", last->path) : 0;
 }
 
+/* The kill fell into a snapshot: the image is not the top any more. Where it cannot be written now
+ * (others read it, too) the journal is laid over what is read, as in a read-only chain. */
+SUSPENDS static int settle_below(struct layer *layer, struct err *err)
+{
+    int rc = layer_settle(layer, err);
+
+    return rc == -EBUSY || rc == -EACCES || rc == -EPERM || rc == -EROFS ? 0 : rc;
+}
+
 SUSPENDS static int open_all(struct opening *o, const char *path, const struct chain_opts *opts,
                              struct err *err)
 {
@@ -177,8 +186,11 @@ SUSPENDS static int open_all(struct opening *o, const char *path, const struct c
     int rc = open_layer(o, path, &layer_opts, err);
 
     layer_opts.writable = false;
-    while (rc == 0 && !end)
+    while (rc == 0 && !end) {
         rc = open_next(o, &layer_opts, &end, err);
+        if (rc == 0 && !end && opts->writable)
+            rc = settle_below(o->layers.data[o->layers.len - 1], err);
+    }
     return rc;
 }
 

@@ -86,7 +86,8 @@ SUSPENDS int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct
 SUSPENDS int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigned flags);
 SUSPENDS int chain_discard(struct chain *chain, uint64_t off, uint64_t len);
 SUSPENDS int chain_flush(struct chain *chain);
-/* For a timer: writes back what changed in the top before the last call of this. */
+/* For a timer: writes back what changed in the top before the last call of this. Does nothing
+ * while the chain's shape changes: that is not held up, and flushes itself. */
 SUSPENDS int chain_write_back_old(struct chain *chain);
 
 enum chain_kind {
@@ -139,6 +140,9 @@ void chain_release(struct chain *chain);
 /* The top keeps a journal from here on: answered writes survive a kill. Requests are held. Where it
  * cannot, image_ack_note() of the top says why: 0. */
 SUSPENDS int chain_start_ack(struct chain *chain, struct err *err);
+
+/* Answered writes survive a kill. */
+bool chain_is_ack(const struct chain *chain);
 
 struct chain_stats {
     uint64_t map_hits, map_misses, map_bytes, map_bytes_max, map_stale_inserts;

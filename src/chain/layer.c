@@ -562,3 +562,11 @@ int layer_reopen(struct layer *layer, bool writable, struct err *err)
         image_want_ack(layer->image, false); /* no longer the top */
     return 0;
 }
+
+int layer_settle(struct layer *layer, struct err *err)
+{
+    if (!layer->image || layer->writable || !image_has_journal(layer->image))
+        return 0;
+    int rc = layer_reopen(layer, true, err);
+    return rc < 0 ? rc : layer_reopen(layer, false, err);
+}

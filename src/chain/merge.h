@@ -80,9 +80,14 @@ SUSPENDS int layer_set_backing(struct layer *layer, const char *name, const char
 /* Name of `to` as seen from the directory of `from`: what is recorded as backing file. The caller
  * frees. */
 SUSPENDS int layer_relative_name(const struct layer *from, const struct layer *to, char **ret);
-/* Takes layers first..last (downwards) out and gives them back, linked by layer_lower. */
-/* Behind a cut that took the top out, frozen: the new one gets a journal if the chain keeps one. */
+/* Frozen: a layer that is the top, or is written like it, gets a journal if the chain keeps one. */
+SUSPENDS int chain_ack_layer(struct chain *chain, struct layer *layer, struct err *err);
+/* Behind a cut that took the top out, frozen: the new one likewise. */
 SUSPENDS void chain_top_changed(struct chain *chain);
+/* A killed server's journal of a read-only layer goes into its file: nothing may stand on an image
+ * that has one. Errors: of opening it for writing (then nothing has changed), of the replay. */
+SUSPENDS int layer_settle(struct layer *layer, struct err *err);
+/* Takes layers first..last (downwards) out and gives them back, linked by layer_lower. */
 struct layer *chain_cut(struct chain *chain, struct layer *first, struct layer *last);
 
 #endif

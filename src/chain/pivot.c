@@ -289,21 +289,31 @@ void chain_release(struct chain *chain)
     (void)chain_thaw(chain);
 }
 
+int chain_ack_layer(struct chain *chain, struct layer *layer, struct err *err)
+{
+    if (!chain->keeps_ack || !layer->writable || !layer->image)
+        return 0;
+    int rc = image_start_ack(layer->image, err);
+    return rc < 0 ? err_prefix(err, rc, "journal of '%s'", layer->path) : 0;
+}
+
 int chain_start_ack(struct chain *chain, struct err *err)
 {
-    struct layer *top = chain_top(chain);
-
     chain->keeps_ack = true;
-    if (!chain->writable || !top->image)
-        return 0;
-    int rc = image_start_ack(top->image, err);
-    return rc < 0 ? err_prefix(err, rc, "journal of '%s'", top->path) : 0;
+    return chain_ack_layer(chain, chain_top(chain), err);
 }
 
 void chain_top_changed(struct chain *chain)
 {
-    if (chain->keeps_ack)
-        (void)chain_start_ack(chain, NULL); /* it goes on without, as the note says */
+    (void)chain_ack_layer(chain, chain_top(chain), NULL); /* else it goes on without */
+}
+
+bool chain_is_ack(const struct chain *chain)
+{
+    const struct layer *top = chain_top(chain);
+
+    /* a raw disk has no map that could be lost */
+    return chain->writable && chain->keeps_ack && (!top->image || image_is_recorded(top->image));
 }
 
 int chain_resize(struct chain *chain, uint64_t len, struct err *err)

@@ -242,14 +242,26 @@ SUSPENDS static int commit_start(struct job *job, struct err *err)
     return rc;
 }
 
-/* Both are the same, durably: from READY on whoever opens base finds all that was ever flushed.
- * Waits for job_complete. */
+/* A kill behind READY may leave base as the disk: its answered writes survive as the top's do. */
+SUSPENDS static int start_ack(struct job *job)
+{
+    chain_freeze(job->chain);
+    int rc = chain_ack_layer(job->chain, job->base, NULL);
+    job_note_stall(job, chain_thaw(job->chain));
+    return rc < 0 ? job_fail(job, rc, "begin the journal of", job->base, 0) : 0;
+}
+
+/* Both are the same, durably: from READY on whoever opens base finds all that was ever flushed,
+ * and with a journal all that was answered. Waits for job_complete. */
 SUSPENDS static int wait_ready(struct job *job)
 {
     job->synced = true;
     int flush_rc = chain_merge_flush(job->base);
     if (flush_rc < 0)
         return job_fail(job, flush_rc, "flush", job->base, 0);
+    int ack_rc = start_ack(job);
+    if (ack_rc < 0)
+        return ack_rc;
     job_set_state(job, JOB_READY);
     job_event(job, JOB_EVENT_READY);
     while (!job->complete_wanted) {
