@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "blk/blk.h"
 #include "chain/chain.h"
+#include "chain/merge.h"
 #include "vol/internal.h"
 
 static struct image_create_opts overlay_opts(const struct pool *pool)
@@ -65,6 +66,20 @@ int overlay_hold(const char *path, struct blk **ret, struct err *err)
     struct blk_file_opts opts = {.lock = BLK_LOCK_WRITE};
 
     return blk_file_open(path, &opts, ret, err);
+}
+
+int overlay_settle(const char *path, const char *format, struct err *err)
+{
+    struct layer_opts opts = {.format = format};
+    struct layer *layer;
+    int rc = layer_open(path, &opts, &layer, err);
+
+    if (rc < 0)
+        return rc;
+    rc = layer_settle(layer, err);
+    layer_close(layer, NULL);
+    crash_point("overlay-settled");
+    return rc;
 }
 
 int overlay_is_empty(const char *path, bool *ret, struct err *err)

@@ -113,6 +113,8 @@ SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const
     if (rc < 0 || rb->op->ctx->dry_run || !rb->vol->current)
         return rc;
     rc = remote_open(rb->op->cat, rb->vol, &rb->remote, err);
+    if (rc == 0 && !rb->remote && keep) /* else it is thrown away, be it readable or not */
+        rc = overlay_settle(rb->cur, rb->vol->current->format, err);
     if (rc == 0 && !rb->remote)
         rc = overlay_hold(rb->cur, &rb->hold, err);
     return rc;

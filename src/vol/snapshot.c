@@ -97,6 +97,8 @@ SUSPENDS static int plan(struct op *op, const struct vol_name *name, unsigned i,
     if (rc == 0 && sv->remote)
         rc = remote_node(sv->remote, sv->cur, NULL, &sv->top_node, err);
     else if (rc == 0)
+        rc = overlay_settle(cur->path, cur->format, err);
+    if (rc == 0 && !sv->remote)
         rc = overlay_hold(cur->path, &sv->hold, err);
     return rc;
 }
