@@ -179,6 +179,7 @@ static json_t *chain_figures(const struct serve *s)
     STAT(obj, st, pivots);
     STAT(obj, st, last_gate_closed_ns);
     STAT(obj, st, max_gate_closed_ns);
+    set_str(obj, "durability", chain_is_ack(s->chain) ? "ack" : "flush");
     set(obj, "depth", json_u64(chain_depth(s->chain)));
     set(obj, "length", json_u64(chain_len(s->chain)));
     return obj;
@@ -205,6 +206,7 @@ static json_t *image_figures(const struct image *img)
     STAT(obj, st, claim_waits);
     STAT(obj, st, flushes);
     set(obj, "unwritten", json_boolean(image_is_unwritten(img)));
+    set(obj, "records", json_u64(image_records(img)));
     return obj;
 }
 

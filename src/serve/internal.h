@@ -62,9 +62,9 @@ struct serve {
     struct wait_queue stop_wait;
     struct timer watch;
     struct co_group write_back_group; /* writes changes of the map back in the background */
-    struct timer write_back;
-    struct co *write_back_co;
+    struct co_cond write_back_kick;
     bool write_back_stop;
+    char ack_note[256]; /* told last */
     bool damage_told;
 };
 

@@ -19,7 +19,8 @@
 #include "serve/internal.h"
 
 #define WATCH_NS      NSEC_PER_SEC
-#define WRITE_BACK_NS NSEC_PER_SEC
+/* What is there at one tick and the next is written back: old at most two of them and the flush. */
+#define WRITE_BACK_NS (400 * NSEC_PER_MSEC)
 
 static const char *serve_name(const struct serve *s)
 {
@@ -66,12 +67,25 @@ static const char *damage(const struct serve *s)
     return NULL;
 }
 
+/* What was lost when the disk was opened, or why answered writes are not recorded: once each. */
+static void tell_ack_note(struct serve *s)
+{
+    struct image *img = layer_image(chain_layer(s->chain, 0));
+    const char *note = img ? image_ack_note(img) : "";
+
+    if (*note && strcmp(note, s->ack_note) != 0) {
+        snprintf(s->ack_note, sizeof(s->ack_note), "%s", note);
+        serve_warn(s, "%s", note);
+    }
+}
+
 /* Says it once when the engine has stopped writes. */
 static void watch(struct timer *t)
 {
     struct serve *s = container_of(t, struct serve, watch);
     const char *what = s->damage_told ? NULL : damage(s);
 
+    tell_ack_note(s); /* the top may be another one */
     if (what) {
         s->damage_told = true;
         serve_warn(s, "%s", what);
@@ -143,38 +157,23 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
     return rc;
 }
 
-/* No change of the map is older than WRITE_BACK_NS on the device. */
-static void write_back_due(struct timer *t)
-{
-    struct serve *s = container_of(t, struct serve, write_back);
-
-    reactor_wake(s->write_back_co);
-}
-
 SUSPENDS static int write_back_main(void *arg)
 {
     struct serve *s = arg;
 
-    timer_init(&s->write_back, write_back_due);
-    s->write_back_co = co_self();
     while (!s->write_back_stop) {
-        timer_arm(&s->write_back, reactor_now() + WRITE_BACK_NS / 2);
-        reactor_sleep();
+        (void)co_cond_wait_until(&s->write_back_kick, NULL, reactor_now() + WRITE_BACK_NS);
         if (!s->write_back_stop && s->chain)
             (void)chain_write_back_old(s->chain); /* an error is the next request's, too */
     }
-    timer_disarm(&s->write_back);
-    s->write_back_co = NULL;
     return 0;
 }
 
-/* What was lost when the disk was opened, or why answered writes are not recorded. */
-static void tell_ack_note(const struct serve *s)
+SUSPENDS static void write_back_end(struct serve *s)
 {
-    struct image *img = layer_image(chain_layer(s->chain, 0));
-
-    if (img && *image_ack_note(img))
-        serve_warn(s, "%s", image_ack_note(img));
+    s->write_back_stop = true;
+    co_cond_broadcast(&s->write_back_kick);
+    co_group_wait(&s->write_back_group);
 }
 
 /* Last, so that a start that fails changes nothing; no client was answered before. */
@@ -251,10 +250,7 @@ SUSPENDS static int serve_stop(struct serve *s, struct err *err)
     int rc = 0;
 
     refuse_and_drop(s);
-    s->write_back_stop = true;
-    if (s->write_back_co)
-        reactor_wake(s->write_back_co);
-    co_group_wait(&s->write_back_group);
+    write_back_end(s);
     while (!list_empty(&s->nodes))
         serve_node_close(list_entry(s->nodes.next, struct serve_node, link), NULL);
     if (s->chain)
@@ -276,6 +272,7 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     list_init(&s.job_notes);
     co_group_init(&s.group);
     co_group_init(&s.write_back_group);
+    co_cond_init(&s.write_back_kick);
     wait_queue_init(&s.stop_wait);
     int rc = serve_start(&s, err);
     if (rc < 0) {
