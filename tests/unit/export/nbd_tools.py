@@ -47,7 +47,7 @@ def qemu_nbd(image, fmt):
 def status(uri, context):
     """[(offset, end, value)] with equal neighbours merged"""
     ret = []
-    for e in json.loads(run('nbdinfo', '--json', '--map=' + context, uri)):
+    for e in json.loads(run('nbdinfo', '--no-content', '--json', '--map=' + context, uri)):
         off, end, kind = e['offset'], e['offset'] + e['length'], e['type']
         if ret and ret[-1][1] == off and ret[-1][2] == kind:
             off = ret.pop()[0]
@@ -80,10 +80,10 @@ def raw_tests():
     random_file('a.raw', size)
     same_status('a.raw', 'raw', 'raw file with holes')
     with Server('a.raw', 'raw') as uri:
-        info = json.loads(run('nbdinfo', '--json', uri))['exports'][0]
+        info = json.loads(run('nbdinfo', '--no-content', '--json', uri))['exports'][0]
         assert info['export-size'] == size and info['can_multi_conn'] and not info['is_read_only'], info
         assert info['block_size_minimum'] == 1 and info['block_size_maximum'] == 32 * MIB, info
-        names = {e['export-name'] for e in json.loads(run('nbdinfo', '--json', '--list', uri))['exports']}
+        names = {e['export-name'] for e in json.loads(run('nbdinfo', '--no-content', '--json', '--list', uri))['exports']}
         assert names == {'', 'disk'}, names
         run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 'a.raw', uri)
         run('nbdcopy', '--connections=4', uri, 'b.raw')
