@@ -9,7 +9,7 @@
 struct target {
     const struct args *args;
     struct config *cfg;
-    struct vol_info *vol; /* NULL: a plain file */
+    struct vol_info *vol;        /* NULL: a plain file */
     struct vol_opening *opening; /* keeps operations away until the disk is open */
     struct serve_opts opts;
     struct serve_snapshot *snaps;

@@ -18,7 +18,7 @@
 #include "rt/reactor.h"
 #include "serve/internal.h"
 
-#define WATCH_NS      NSEC_PER_SEC
+#define WATCH_NS NSEC_PER_SEC
 /* What is there at one tick and the next is written back: old at most two of them and the flush. */
 #define WRITE_BACK_NS (400 * NSEC_PER_MSEC)
 

@@ -33,8 +33,8 @@ struct serve_opts {
     const struct serve_snapshot *snapshots;
     unsigned nb_snapshots;
     unsigned max_connections;
-    /* Called once when the disk is open and locked and the control socket can be connected to, before
-     * any client is let in. May be NULL. */
+    /* Called once when the disk is open and locked and the control socket can be connected to,
+     * before any client is let in. May be NULL. */
     void (*opened)(void *ctx);
     void *opened_ctx;
 };

@@ -192,8 +192,8 @@ struct timespec taken_now(void);
 void taken_set(const char *path, struct timespec when);
 /* An image that nobody has written to since then was taken when its operation began. */
 void taken_set_not_before(const char *path, const struct intent *intent);
-/* For an intent, as "taken": times of the snapshots among `kids`, and of those that stand on them if
- * they are to get the name `final` (NULL: they keep theirs). */
+/* For an intent, as "taken": times of the snapshots among `kids`, and of those that stand on them
+ * if they are to get the name `final` (NULL: they keep theirs). */
 json_t *taken_record(const struct catalog *cat, struct cfile *const *kids, unsigned nr,
                      const char *final);
 void taken_restore(const char *images, const struct intent *intent);
@@ -323,10 +323,10 @@ struct commit_plan {
     char id[24];
     char *snap, *child, *final, *old; /* paths: the snapshot's file, the child's, the name it gets,
                                          the child's hidden name while a served disk is switched */
-    char *stem, *name;     /* name: the snapshot's */
-    char *child_snap;      /* NULL: the child is the current element */
-    bool begun;            /* the snapshot may have been changed */
-    struct remote *remote; /* NULL: idle; its disk need not contain the files */
+    char *stem, *name;                /* name: the snapshot's */
+    char *child_snap;                 /* NULL: the child is the current element */
+    bool begun;                       /* the snapshot may have been changed */
+    struct remote *remote;            /* NULL: idle; its disk need not contain the files */
 };
 /* Paths from plain names. -ENOMEM. */
 int commit_plan_fill(struct commit_plan *cp, const char *dir, const char *id, const char *stem,

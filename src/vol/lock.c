@@ -1,13 +1,13 @@
 /*
- * Locks of the manager: byte ranges of one file, <pool>/images/.varve/lock, by open file (F_OFD): they
- * go with their process, also over NFS and cluster file systems.
+ * Locks of the manager: byte ranges of one file, <pool>/images/.varve/lock, by open file (F_OFD):
+ * they go with their process, also over NFS and cluster file systems.
  *
- *   byte 0               the pool: held for milliseconds, while names are looked at and an intent is
- *                        written
- *   1 + hash of a name   a volume: held for a whole operation on it, and while its server starts
+ *   byte 0               the pool: held for milliseconds, while names are looked at and an intent
+ * is written 1 + hash of a name   a volume: held for a whole operation on it, and while its server
+ * starts
  *
- * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Nobody waits for
- * a volume's lock while holding the pool's. The file stays: on a full storage a lock that is to
+ * Order: recovery takes intents; an operation takes the pool's lock, then volumes'. Nobody waits
+ * for a volume's lock while holding the pool's. The file stays: on a full storage a lock that is to
  * precede a deletion needs no room. Two names of one hash merely exclude each other.
  */
 #include <fcntl.h>
