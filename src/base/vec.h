@@ -35,7 +35,7 @@
         (v)->len--;                                                                                \
     } while (0)
 #define vec_for_each(it, v)                                                                        \
-    for (__typeof__(*(v)->data) *it = (v)->data; it < (v)->data + (v)->len; it++)
+    for (__typeof__(*(v)->data) *it = (v)->data; (v)->len && it < (v)->data + (v)->len; it++)
 
 /* qsort() that takes an empty array without storage. */
 static inline void sort_items(void *items, size_t nr, size_t item_len,
