@@ -153,14 +153,6 @@ int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char 
                        err);
 }
 
-int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *err)
-{
-    _cleanup_(freep) char *images = NULL;
-    int rc = store_open(pool, &images, err);
-
-    return rc < 0 ? rc : recover_pool(ctx, pool, images, NULL, NULL, err);
-}
-
 /* ---- before a volume is opened ---- */
 
 struct vol_opening {

@@ -1,10 +1,10 @@
 /*
  * Named volumes, snapshots and rollback on a storage ("pool") of storage.cfg.
  *
- * Every operation: create the new, make it durable, switch, then drop the old. Operations of several steps
- * write an intent into the pool first (intent.c); whoever comes next finishes or undoes it.
- * Parentage is the backing name alone. A served disk is found by its QMP socket in the runtime
- * directory (vol_qmp_path) and changed through QMP; an idle one is changed in this process.
+ * Every operation: create the new, make it durable, switch, then drop the old. Operations of
+ * several steps write an intent into the pool first (intent.c); whoever comes next finishes or
+ * undoes it. Parentage is the backing name alone. A served disk is found by its QMP socket in the
+ * runtime directory (vol_qmp_path) and changed through QMP; an idle one is changed in this process.
  * All SUSPENDS functions run in a reactor; none keeps the caller's memory.
  */
 #ifndef VARVE_VOL_VOL_H
@@ -21,18 +21,18 @@ struct pool {
     char *id;
     enum pool_type type;
     char *type_name;
-    char *path;      /* directory types */
-    char *vgname;    /* lvm */
-    unsigned line;   /* of the section header */
-    bool disabled;   /* `disable`, or an error in its section */
-    char *error;     /* why an erroneous section is disabled: "file:line: ..."; NULL: sound */
+    char *path;           /* directory types */
+    char *vgname;         /* lvm */
+    unsigned line;        /* of the section header */
+    bool disabled;        /* `disable`, or an error in its section */
+    char *error;          /* why an erroneous section is disabled: "file:line: ..."; NULL: sound */
     bool images, rootdir; /* content allows volumes */
-    bool snapext;    /* snapext / snapshot-as-volume-chain */
+    bool snapext;         /* snapext / snapshot-as-volume-chain */
     char *content;
     char *mountpoint; /* must be a mount point before anything is done; NULL: no such demand */
     /* own keys; 0/NULL = default */
     uint64_t cluster_size, snapshot_cluster_size, cache_size, bwlimit;
-    int extended_l2; /* -1 unset, 0, 1 */
+    int extended_l2;     /* -1 unset, 0, 1 */
     char *preallocation; /* off metadata falloc full */
     char *lock;
 };
@@ -45,8 +45,9 @@ struct config {
     char **errors; /* "file:line: ..." of all broken sections */
     unsigned nb_errors;
 };
-/* path NULL: $VARVE_CONFIG, /etc/varve/storage.cfg, /etc/pve/storage.cfg, the first that is there. -ENOENT names all that were
- * tried. Broken sections are no failure: they are disabled and listed in errors. */
+/* path NULL: $VARVE_CONFIG, /etc/varve/storage.cfg, /etc/pve/storage.cfg, the first that is there.
+ * -ENOENT names all that were tried. Broken sections are no failure: they are disabled and listed
+ * in errors. */
 int config_load(const char *path, struct config **ret, struct err *err);
 void config_free(struct config *cfg);
 /* -ENOENT unknown; -EINVAL disabled or broken (text says why); -ENOTSUP a type we cannot use. */
@@ -55,48 +56,49 @@ int config_pool(const struct config *cfg, const char *id, const struct pool **re
 /* ---- names ---- */
 struct vol_name {
     char pool[64];
-    char vmid[16];     /* "" for a free name */
-    char name[256];    /* without suffix */
-    char format[8];    /* "qcow2", "raw" or "" when not given */
-    char snap[64];     /* "" = the volume itself */
-    char base[256];    /* "<basevmid>/<base>" of a Proxmox linked-clone id, else "" */
+    char vmid[16];  /* "" for a free name */
+    char name[256]; /* without suffix */
+    char format[8]; /* "qcow2", "raw" or "" when not given */
+    char snap[64];  /* "" = the volume itself */
+    char base[256]; /* "<basevmid>/<base>" of a Proxmox linked-clone id, else "" */
 };
-/* Parses POOL:[<vmid>/]<name>[.raw|.qcow2][@SNAP] and Proxmox's clone form. -EINVAL with the reason. */
+/* Parses POOL:[<vmid>/]<name>[.raw|.qcow2][@SNAP] and Proxmox's clone form. -EINVAL with the
+ * reason. */
 int vol_parse(const char *text, struct vol_name *ret, struct err *err);
 int vol_snap_name_check(const char *snap, struct err *err);
 
 /* ---- catalog ---- */
 struct vol_elem { /* one file of a volume: the current one or a snapshot */
-    char *snap;    /* NULL: the current element */
-    char *file;    /* name in its directory */
-    char *path;    /* absolute */
+    char *snap;   /* NULL: the current element */
+    char *file;   /* name in its directory */
+    char *path;   /* absolute */
     char *format;
     char *parent_file; /* backing file's path, absolute; NULL: none */
     char *parent_snap; /* its snapshot name if it belongs to the same volume, else NULL */
     uint64_t virtual_len, file_len, allocated; /* bytes; allocated = disk usage */
-    int64_t when;      /* seconds since 1970: snapshot: when it was taken (taken.c), current: when its file was made; 0:
-                          unknown */
-    bool deleting;     /* its deletion was begun and is not finished: not to be used as a snapshot */
+    int64_t when;  /* seconds since 1970: snapshot: when it was taken (taken.c), current: when its
+                      file was made; 0:  unknown */
+    bool deleting; /* its deletion was begun and is not finished: not to be used as a snapshot */
     bool current_line; /* on the path from current to the root */
     unsigned depth;    /* in the tree, root = 0 */
 };
 struct vol_info {
-    char *id;      /* canonical POOL:[vmid/]name.fmt */
+    char *id; /* canonical POOL:[vmid/]name.fmt */
     char *pool, *vmid, *name, *format, *path;
-    char *kind;    /* "vol", "base" */
+    char *kind; /* "vol", "base" */
     uint64_t virtual_len, allocated;
-    char *broken;     /* why operations on it are refused until `pool check --repair`; NULL: sound. Without a
-                         current element path says where it should be */
-    bool served;      /* a varve serve has it */
-    char *qmp_path;   /* where it would be or is controlled */
+    char *broken;   /* why operations on it are refused until `pool check --repair`; NULL: sound.
+                       Without a   current element path says where it should be */
+    bool served;    /* a varve serve has it */
+    char *qmp_path; /* where it would be or is controlled */
     struct vol_elem *elems; /* parents before children; current last */
     unsigned nb_elems;
-    char **clones;  /* ids of volumes elsewhere in the pool backed by one of the elements */
+    char **clones; /* ids of volumes elsewhere in the pool backed by one of the elements */
     unsigned nb_clones;
 };
 void vol_info_free(struct vol_info *info);
-SUSPENDS int vol_info_get(const struct config *cfg, const struct vol_name *name, struct vol_info **ret,
-                          struct err *err);
+SUSPENDS int vol_info_get(const struct config *cfg, const struct vol_name *name,
+                          struct vol_info **ret, struct err *err);
 struct vol_list {
     struct vol_info **vols;
     unsigned nb_vols;
@@ -113,8 +115,8 @@ char *vol_qmp_path(const struct vol_name *name);
 struct vol_ctx { /* how an operation runs */
     const struct config *cfg;
     bool dry_run;
-    void (*say)(void *ctx, const char *line);                       /* what happens; may be NULL */
-    void (*progress)(void *ctx, uint64_t done, uint64_t total);    /* bytes; may be NULL */
+    void (*say)(void *ctx, const char *line);                   /* what happens; may be NULL */
+    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes; may be NULL */
     void *ctx;
 };
 struct vol_create_opts {
@@ -127,7 +129,8 @@ struct vol_create_opts {
 SUSPENDS int vol_create(const struct vol_ctx *ctx, const struct vol_name *name,
                         const struct vol_create_opts *opts, struct err *err);
 /* file "-": standard input, taken as raw. format NULL: probe; raw images are never probed as
- * something else when they end in .raw. An untrusted image with a backing or data file is refused. */
+ * something else when they end in .raw. An untrusted image with a backing or data file is refused.
+ */
 SUSPENDS int vol_import(const struct vol_ctx *ctx, const char *file, const char *format,
                         const struct vol_name *name, const struct vol_create_opts *opts,
                         struct err *err);
@@ -140,16 +143,15 @@ SUSPENDS int vol_destroy(const struct vol_ctx *ctx, const struct vol_name *name,
                          struct err *err);
 SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t len,
                         bool relative, struct err *err);
-/* Finishes or undoes own intents of the pool; every operation and `serve` calls it first. */
-SUSPENDS int vol_recover(const struct vol_ctx *ctx, const struct pool *pool, struct err *err);
-/* Before a volume's files are opened by name: waits for operations on it, finishes what such have left, and
- * keeps new ones away until vol_opening_end(), so that the names stay what they are. An operation that takes long is
- * not waited for, long merges are left, and so is another volume's trouble: told through ctx->say. */
+/* Before a volume's files are opened by name: waits for operations on it, finishes what such have
+ * left, and keeps new ones away until vol_opening_end(), so that the names stay what they are. An
+ * operation that takes long is not waited for, long merges are left, and so is another volume's
+ * trouble: told through ctx->say. */
 struct vol_opening;
-SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name, struct vol_opening **ret,
-                               struct err *err);
+SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
+                               struct vol_opening **ret, struct err *err);
 void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
-struct vol_findings { /* that are left */
+struct vol_findings {                              /* that are left */
     unsigned repairable; /* --repair puts them right, or will when what hinders it is gone */
     unsigned hopeless;   /* only a person can say what to do */
     unsigned notes;      /* harmless: stray files, operations under way */
