@@ -1,195 +1,149 @@
 """kill -9 of `varve serve` under random writes, again and again on the same image.
 
-  kill9.py [RUNS [flush|ack]]
+  kill9.py [ack|flush [RUNS]]
 
-A client keeps 16 requests in flight: 4k and unaligned writes, zeroes, discards, and a flush now and
-then. After each kill the image must open, `qemu-img check` must give 0 or 3, and every sector
-must hold what was last flushed or something written to it later. The last line says how many of the kills
-hit a server with unwritten metadata: where an answered write is not in the image afterwards.
+A client keeps 16 requests in flight: aligned and unaligned writes, zeroes, discards, and a flush now and then. The images
+have 1, 8 and 64 layers with data in all of them. After each kill QEMU must find a sound image with all that was
+flushed: on the image itself, and on a copy that it writes to. In mode ack varve must then show every answered write:
+from a read-only open, from a server that brings them into the file, or from one that is killed while it does so. Now and
+then QEMU writes to the image first: then what was flushed is there, and both programs see the same.
+
+The last lines say how many kills met answered writes that were not in the image as QEMU reads it.
 """
-import os, random, socket, struct, sys, time
+import os, random, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
-from proc import *
+from killmodel import *
 
-RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else (200 if LONG else 25)
-MODE = sys.argv[2] if len(sys.argv) > 2 else 'flush'
-SIZE, SECTOR = 64 << 20, 512
+MODE = sys.argv[1] if len(sys.argv) > 1 else 'ack'
+RUNS = int(sys.argv[2]) if len(sys.argv) > 2 else (1000 if LONG else 24)
+SIZE = 512 << 20
+KINDS = [('cluster_size=64k', 1), ('preallocation=metadata,extended_l2=on,cluster_size=128k', 8),
+         ('extended_l2=on,cluster_size=64k', 64), ('cluster_size=4k', 1), ('preallocation=metadata', 1)]
+POINTS = ['ack_recovered', 'ack_begun', 'ack_started', 'ack_cleared']
 need('qemu-img', 'qemu-io')
 D = folder()
+os.environ['VARVE_RUNTIME'] = D + '/run'
+SOCK, RAW = D + '/s', D + '/raw'
 rnd = random.Random(SEED)
 
 
-class Client:
-    """NBD with fixed newstyle and simple replies, many requests in flight"""
-
-    def __init__(self, path):
-        self.k = socket.socket(socket.AF_UNIX)
-        self.k.settimeout(20)
-        self.k.connect(path)
-        self.need(18)
-        self.k.sendall(struct.pack('>I', 3) + b'IHAVEOPT' + struct.pack('>II', 1, 0))
-        self.need(10)
-        self.handle = 0
-
-    def need(self, n):
-        b = b''
-        while len(b) < n:
-            c = self.k.recv(n - len(b))
-            if not c:
-                raise ConnectionError
-            b += c
-        return b
-
-    def send(self, cmd, off, n, data=b'', flags=0):
-        self.handle += 1
-        self.k.sendall(struct.pack('>IHHQQI', 0x25609513, flags, cmd, self.handle, off, n) + data)
-        return self.handle
-
-    def answer(self):
-        magic, error, handle = struct.unpack('>IIQ', self.need(16))
-        assert magic == 0x67446698, hex(magic)
-        return handle, error
+def create(path, options, below):
+    argv = ['-b', below, '-F', 'qcow2'] if below else []
+    run('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', options, *argv, path, str(SIZE))
 
 
-class Disk:
-    """what each sector may hold: the flushed content, and every later content in order"""
-
-    def __init__(self):
-        self.may = {}      # sector -> list of possible stamps, oldest (flushed) first
-        self.count = 0
-
-    def stamp(self, n):
-        return struct.pack('<QQ', n, n ^ 0x5555) * (SECTOR // 16) if n else bytes(SECTOR)
-
-    def note(self, off, n, stamp):
-        for s in range(off // SECTOR, (off + n) // SECTOR):
-            self.may.setdefault(s, [0]).append(stamp)
+def serve(image, **kw):
+    return Server(image, SOCK, '--durability', MODE, **kw)
 
 
-def one_run(disk, image, sock, options):
-    """Serves, writes, kills. Returns the number of answered, unflushed changes at the kill."""
-    with Server(image, sock, *options) as server:
-        c = Client(sock)
-        inflight, answered = {}, []
-        end = time.time() + rnd.uniform(.02, .35)
+def make_chain(k, options, depth):
+    """layers with data in each; the lower ones are closed well"""
+    disk, below = Disk(SIZE, rnd), None
+    for i in range(depth):
+        path = '%s/i%d-%d.qcow2' % (D, k, i)
+        create(path, options if i == depth - 1 else 'cluster_size=64k', below)
+        if i < depth - 1:
+            with serve(path) as server:
+                disk.run(SOCK, time.time() + .02)
+                server.stop()
+        below = path
+    if depth > 1:
+        to_raw('%s/i%d-%d.qcow2' % (D, k, depth - 2), RAW)
+        disk.verify(RAW, 'lower layers', keep=True)
+    return path, disk
+
+
+def qemu_on_copy(image, disk):
+    """Consistent for a writer, too; and the same disk."""
+    copy = image + '.copy'
+    run('cp', '--sparse=always', image, copy)
+    run('qemu-io', '-f', 'qcow2', '-c', 'write -P 7 %d 64k' % (rnd.randrange(SIZE >> 16) << 16), copy)
+    state = check(copy, (0, 3))
+    os.unlink(copy)
+    return state
+
+
+def replay(image, disk):
+    """Reads all with varve. Returns the name of the way it was done."""
+    way = rnd.choice(['view', 'server', 'cut'])
+    if way == 'cut':
+        point = rnd.choice(POINTS)
         try:
-            while time.time() < end or not answered:
-                while len(inflight) < 16:
-                    x = rnd.random()
-                    if x < .01 and not any(v[0] == 'flush' for v in inflight.values()):
-                        # covers what was answered when it was sent
-                        inflight[c.send(3, 0, 0)] = ('flush', list(answered))
-                        continue
-                    n = rnd.choice([8, 8, 8, 8, 1, 3, 40]) * SECTOR
-                    off = rnd.randrange((SIZE - n) // SECTOR) * SECTOR
-                    if n == 8 * SECTOR:
-                        off -= off % n
-                    # one request a sector at a time: the order of two in flight is open
-                    if any(v[0] != 'flush' and off < v[1] + v[2] and v[1] < off + n for v in inflight.values()):
-                        continue
-                    if x < .9:
-                        disk.count += 1
-                        stamp, data = disk.count, disk.stamp(disk.count) * (n // SECTOR)
-                        h = c.send(1, off, n, data)
-                    elif x < .96:
-                        stamp, h = 0, c.send(6, off, n)
-                    else:
-                        stamp, h = -1, c.send(4, off, n)
-                    inflight[h] = ('change', off, n, stamp)
-                    for s in ([0, None] if stamp == -1 else [stamp]):
-                        if s is not None:
-                            disk.note(off, n, s)
-                h, error = c.answer()
-                what = inflight.pop(h)
-                if error:
-                    raise Failed('request failed with %d' % error)
-                if what[0] == 'flush':
-                    settle(disk, what[1])
-                    answered = [a for a in answered if a not in set(what[1])]
-                else:
-                    answered.append(what[1:])
-        finally:
-            server.kill()
-    return answered
-
-
-def settle(disk, changes):
-    """The flush covers these changes: what a sector held before them is no longer possible."""
-    for off, n, stamp in changes:
-        for s in range(off // SECTOR, (off + n) // SECTOR):
-            may = disk.may[s]
-            want = 0 if stamp == -1 else stamp
-            # the newest occurrence of this change; a discard may also have kept what was there
-            for i in range(len(may) - 1, -1, -1):
-                if may[i] == want:
-                    if stamp != -1:
-                        del may[:i]
-                    break
-
-
-def verify(disk, image, raw, answered, tool='qemu-img', keep=True):
-    """Every sector holds one of its possible contents. Returns how many answered changes are missing."""
-    if tool == 'qemu-img':
-        run('qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', image, raw)
+            serve(image, env={'VARVE_CRASH_AT': point}).stop()
+            if point != 'ack_cleared':
+                raise Failed('the server passed %s' % point)
+        except Failed as e:
+            if '-9' not in str(e):
+                raise
+        wait_unlocked(image)
+        way += ' at ' + point
+    if way == 'view' or rnd.random() < .5:
+        to_raw(image, RAW, 'varve')
     else:
-        run(VARVE, 'img', 'convert', '-q', '-f', 'qcow2', '-O', 'raw', image, raw)
-    last = {}
-    for off, n, stamp in answered:
-        for s in range(off // SECTOR, (off + n) // SECTOR):
-            last[s] = stamp
-    missing = 0
-    with open(raw, 'rb') as f:
-        for s, may in disk.may.items():
-            f.seek(s * SECTOR)
-            got = f.read(SECTOR)
-            found = [v for v in may if disk.stamp(v) == got]
-            if not found:
-                raise Failed('%s: sector %d holds %d, not one of %s' % (tool, s, int.from_bytes(got[:8], 'little'), may))
-            newest = max(i for i, v in enumerate(may) if v in found)
-            if last.get(s, -1) >= 0 and newest < max(i for i, v in enumerate(may) if v == last[s]):
-                missing += 1
-            if keep:
-                disk.may[s] = [found[-1]]
-    return missing
+        with serve(image) as server:
+            server.stop()
+        check(image, (0, 3))
+        to_raw(image, RAW)
+    return way
 
 
-def wait_unlocked(image):
-    """The kernel ends a killed process's I/O, and its locks with it, a moment after the process."""
-    for _ in range(100):
-        rc, out = run('qemu-img', 'check', '-f', 'qcow2', image, rc=None)
-        if 'lock' not in out:
-            return
-        time.sleep(.02)
-    raise Failed('the image stays locked: ' + out)
+def meddle(image, disk):
+    """QEMU writes first: the journal is void, what was flushed stays."""
+    s = rnd.randrange(SIZE // SECTOR)
+    run('qemu-io', '-f', 'qcow2', '-c', 'write -z %d %d' % (s * SECTOR, SECTOR), image)
+    disk.may[s] = [0]
+    to_raw(image, RAW)
+    to_raw(image, RAW + '2', 'varve')
+    run('cmp', RAW, RAW + '2')
+    disk.answered = []
+    disk.verify(RAW, 'varve behind QEMU', keep=True)
+
+
+def one_run(image, disk, states):
+    """True if the kill met something that the image does not have."""
+    with serve(image) as server:
+        delay = rnd.uniform(.02, .3)
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(delay)
+            os.kill(server.p.pid, 9)
+            os._exit(0)
+        disk.run(SOCK, time.time() + 60)
+        os.waitpid(pid, 0)
+        server.kill()
+    wait_unlocked(image)
+    states[check(image, (0, 3))] += 1
+    qemu_on_copy(image, disk)
+    to_raw(image, RAW)
+    missing = disk.verify(RAW, 'QEMU', keep=MODE == 'flush')
+    if MODE == 'flush':
+        return missing > 0
+    if rnd.random() < .1:
+        meddle(image, disk)
+        return missing > 0
+    way = replay(image, disk)
+    lost = disk.verify(RAW, 'varve, ' + way, keep=True)
+    if lost:
+        raise Failed('%d answered sectors are not there (%s, image %s)' % (lost, way, image))
+    return missing > 0
 
 
 def main():
-    kinds = [['preallocation=metadata,extended_l2=on,cluster_size=128k', True], ['cluster_size=64k', True],
-             ['cluster_size=4k', False], ['preallocation=metadata', False]]
-    hit = lost = 0
+    hit = total = 0
     states = {0: 0, 3: 0}
-    for k, (options, overlay) in enumerate(kinds):
-        image, disk = '%s/i%d.qcow2' % (D, k), Disk()
-        argv = ['qemu-img', 'create', '-q', '-f', 'qcow2', '-o', options]
-        if overlay:
-            base = '%s/b%d.qcow2' % (D, k)
-            run('qemu-img', 'create', '-q', '-f', 'qcow2', base, str(SIZE))
-            argv += ['-b', base, '-F', 'qcow2']
-        run(*argv, image, str(SIZE))
-        for r in range(RUNS // len(kinds) + 1):
-            answered = one_run(disk, image, D + '/s', ['--durability', MODE])
-            wait_unlocked(image)
-            states[check(image, (0, 3))] += 1
-            missing = verify(disk, image, D + '/raw', answered, keep=MODE == 'flush')   # QEMU: what was flushed
-            hit += missing > 0
-            lost += missing
-            if MODE == 'ack' and verify(disk, image, D + '/raw', answered, 'varve'):
-                raise Failed('answered sectors are not there (image %s)' % image)
-    total = (RUNS // len(kinds) + 1) * len(kinds)
-    print('%d kills: %d with unwritten metadata (%d answered, unflushed sectors were not in the image)' % (total, hit, lost))
+    for k, (options, depth) in enumerate(KINDS):
+        image, disk = make_chain(k, options, depth)
+        for _ in range(-(-RUNS // len(KINDS))):
+            hit += one_run(image, disk, states)
+            total += 1
+        print('%s, %d layers: %d kills' % (options, depth, total), flush=True)
+        for name in os.listdir(D):
+            if name.startswith('i%d-' % k):
+                os.unlink(D + '/' + name)
+    print('%s: %d kills, %d of them with answered writes that the image did not have yet' % (MODE, total, hit))
     print('qemu-img check: %d clean, %d with leaked clusters' % (states[0], states[3]))
-    if hit * 2 < total:
-        raise Failed('most kills met nothing unwritten: this run shows little')
+    if hit * 10 < total * 8:
+        raise Failed('too few kills met something unwritten: this run shows little')
     done('ok')
 
 
