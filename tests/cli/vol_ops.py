@@ -7,6 +7,7 @@ from qmpclient import Qmp
 from volserver import Served
 
 need('qemu-img', 'qemu-io')
+signal.signal(signal.SIGHUP, signal.SIG_DFL)   # under nohup it would be ignored, by the programs started here too
 BASE = folder()
 V, W = '100/vm-100-disk-0', '100/vm-100-disk-1'
 
