@@ -31,7 +31,7 @@ static json_t *pool_json(const struct pool *pool)
 
 static int pool_list(struct volcmd *cmd, struct err *err)
 {
-    struct table_out table = {.cols = 5};
+    _cleanup_(table_out_fini) struct table_out table = {.cols = 5};
     json_t *list = json_array();
 
     table_out_row(&table, "POOL", "TYPE", "STATE", "CONTENT", "WHERE");
@@ -123,7 +123,7 @@ static void usage_row(struct table_out *table, const struct pool *pool, const st
 SUSPENDS static int pool_status(struct volcmd *cmd, struct err *err)
 {
     const char *only = args_operand(cmd->args, 0);
-    struct table_out table = {.cols = 9};
+    _cleanup_(table_out_fini) struct table_out table = {.cols = 9};
     json_t *list = json_array();
     int rc = 0, status = EXIT_DONE;
 

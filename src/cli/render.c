@@ -99,7 +99,7 @@ void table_out_row(struct table_out *t, ...)
     t->nb++;
 }
 
-void table_out_print(struct table_out *t, const char *align)
+void table_out_print(const struct table_out *t, const char *align)
 {
     for (unsigned r = 0; r < t->nb; r++) {
         for (unsigned c = 0; c < t->cols; c++) {
@@ -117,6 +117,10 @@ void table_out_print(struct table_out *t, const char *align)
             printf("%s", c + 1 < t->cols ? "  " : "\n");
         }
     }
+}
+
+void table_out_fini(struct table_out *t)
+{
     for (unsigned i = 0; i < t->nb * t->cols; i++)
         free(t->cells[i]);
     free(t->cells);

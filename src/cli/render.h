@@ -29,7 +29,8 @@ struct table_out {
     unsigned nb;
 };
 void table_out_row(struct table_out *t, ...);                 /* cols strings, copied */
-void table_out_print(struct table_out *t, const char *align); /* 'l' or 'r' a column; frees cells */
+void table_out_print(const struct table_out *t, const char *align); /* 'l' or 'r' a column */
+void table_out_fini(struct table_out *t);
 
 /* A progress bar on a terminal: bytes, rate, time left; nothing elsewhere or with -q. */
 struct progress {

@@ -161,6 +161,7 @@ SUSPENDS static int list(struct volcmd *cmd, struct err *err)
     else if (rc >= 0)
         table_out_print(&out.table, "lllrrl");
     json_decref(out.json);
+    table_out_fini(&out.table);
     return rc;
 }
 
