@@ -303,13 +303,14 @@ int write_range(struct image *img, uint64_t guest_off, uint64_t len, struct iov_
     return 0;
 }
 
-/* From a quarter of the cache on one writer writes back while the others go on; from half on all
- * wait, so that there is always something to evict. */
+/* From a quarter of the cache on, or half of the journal, one writer writes back while the others
+ * go on; from half of the cache on all wait, so that there is always something to evict. */
 int write_throttle(struct image *img)
 {
     uint64_t dirty = img->cache.dirty_bytes, limit = img->cache.limit;
+    bool much = dirty > limit / 4 || image_records(img) > JOURNAL_RECORDS / 2;
 
-    if (dirty > limit / 2 || (dirty > limit / 4 && !img->flush_running))
+    if (dirty > limit / 2 || (much && !img->flush_running))
         return image_flush(img);
     return 0;
 }
