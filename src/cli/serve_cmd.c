@@ -128,7 +128,7 @@ static int take_size(const struct args *args, const char *name, uint64_t *ret, s
 static int take_options(struct target *t, struct err *err)
 {
     const struct args *args = t->args;
-    const char *durability = args_value(args, "durability", "flush");
+    const char *durability = args_value(args, "durability", "ack");
     const char *clients = args_value(args, "max-connections", "16");
     const char *discard = args_value(args, "discard", "unmap");
     unsigned nr = 0;
@@ -235,8 +235,8 @@ const struct command command_serve = {
              "unmap (default) frees discarded clusters, keep leaves them their place",
              COMPLETE_WORDS, "unmap keep"},
             {0, "durability", "MODE",
-             "flush (default): flushed writes survive a kill of the server; ack: answered ones, "
-             "too",
+             "ack (default): answered writes survive a kill of the server; flush: flushed ones "
+             "only",
              COMPLETE_WORDS, "ack flush"},
             {0, "max-connections", "N", "NBD clients at once (default 16)"},
             {'r', "read-only", NULL, "serve read-only"},
