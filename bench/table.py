@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tables of the posts this project began with: varve, qemu-storage-daemon and raw, side by side.
 
-usage: table.py VARVE [--dir DIR] [--rows RE] [--servers qemu,varve] [--ios N] [--size BYTES] [--repeat N] [--json OUT]
+usage: table.py VARVE [--dir DIR] [--rows RE] [--servers qemu,varve,ack,flush] [--ios N] [--size BYTES] [--repeat N] [--json OUT]
 A server exports {img} read-write on a unix socket over NBD; fio's nbd engine is the client of all.
 Rows "raw" and "1T,raw" are the same export over a raw file: what the other rows are held against,
 per server. Images are made by qemu-img, so that all servers open the same bytes. Servers alternate;
@@ -11,6 +11,7 @@ minutes.
 """
 import argparse, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 
+FSYNC = int(os.environ.get("BENCH_FSYNC", 0))       # a flush every so many writes
 CHROOT = os.environ.get("QEMU_CHROOT", "")          # e.g. a trixie tree with QEMU 10
 def q(tool): return ([ "chroot", CHROOT ] if CHROOT else []) + [tool]
 def run(cmd, **kw): return subprocess.run(cmd, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kw).stdout
@@ -24,13 +25,14 @@ def qsd_cmd(img, sock, cache):
         "--nbd-server", f"addr.type=unix,addr.path={sock}",
         "--export", "type=nbd,id=e,node-name=top,name=,writable=on"]
 
-def varve_cmd(img, sock, cache):
-    return [VARVE, "serve", img, "--export", "nbd,unix=" + sock] + (["--cache-size", str(cache)] if cache else [])
+def varve_cmd(img, sock, cache, *options):
+    return [VARVE, "serve", img, "--export", "nbd,unix=" + sock, *options] + (["--cache-size", str(cache)] if cache else [])
+def durable(mode): return lambda *a: varve_cmd(*a, "--durability", mode)
 
-SERVERS = {"qemu": qsd_cmd, "varve": varve_cmd}
+SERVERS = {"qemu": qsd_cmd, "varve": varve_cmd, "ack": durable("ack"), "flush": durable("flush")}
 
 def fio(sock, rw, size, ios, depth=32):
-    out = run(["fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}", f"--rw={rw}", "--bs=4k",
+    out = run(["fio", "--name=t", *([f"--fsync={FSYNC}"] if FSYNC and "write" in rw else []), "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}", f"--rw={rw}", "--bs=4k",
                f"--iodepth={depth}", f"--size={size}", f"--io_size={ios*4096}", "--randseed=7", "--runtime=30",
                "--group_reporting", "--output-format=json"])
     j = json.loads(out[out.index("{"):])["jobs"][0]
@@ -148,6 +150,8 @@ def main():
         for row, rw in pairs:
             m = {srv: (med([r["iops"] for r in res if (r["row"], r["rw"], r["server"]) == (row, rw, srv)] or [0]),
                        med([r["cpu_us"] for r in res if (r["row"], r["rw"], r["server"]) == (row, rw, srv)] or [0])) for srv in A.servers.split(",")}
+            if m.get("flush", [0])[0] and m.get("ack", [0])[0]:
+                print(f"ratio  {row:34s} {rw:10s} ack/flush: {m['ack'][0] / m['flush'][0]:.2f} of its requests a second")
             if "qemu" in m and "varve" in m and m["qemu"][0] and m["qemu"][1]:
                 print(f"ratio  {row:34s} {rw:10s} varve/qemu: {m['varve'][0] / m['qemu'][0]:.2f} of its requests a second at {m['varve'][1] / m['qemu'][1]:.2f} of its CPU a request")
     if A.json: json.dump(res, open(A.json, "w"), indent=1)
