@@ -12,9 +12,12 @@ struct list {
     struct list *next, *prev;
 };
 
-#define LIST_INIT(name) {&(name), &(name)}
+#define LIST_INIT(name)                                                                            \
+    {                                                                                              \
+        &(name), &(name)                                                                           \
+    }
 #define list_entry(ptr, type, member) container_of(ptr, type, member)
-#define list_for_each(it, head) for (struct list *it = (head)->next; it != (head); it = it->next)
+#define list_for_each(it, head)       for (struct list *it = (head)->next; it != (head); it = it->next)
 /* The current node may be removed in the body. */
 #define list_for_each_safe(it, head)                                                               \
     for (struct list *it = (head)->next, *it##_next = it->next; it != (head);                      \

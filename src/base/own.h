@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define _cleanup_(fn) __attribute__((cleanup(fn)))
+#define _cleanup_(fn)     __attribute__((cleanup(fn)))
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
-#define MUST_CHECK __attribute__((warn_unused_result))
-#define UNUSED __attribute__((unused))
+#define MUST_CHECK        __attribute__((warn_unused_result))
+#define UNUSED            __attribute__((unused))
 
 /* Moves a pointer out of a variable, which becomes NULL. */
 #define TAKE_PTR(p)                                                                                \
@@ -32,7 +32,7 @@
     })
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
-#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define ARRAY_SIZE(a)                   (sizeof(a) / sizeof((a)[0]))
 #define MIN(a, b)                                                                                  \
     ({                                                                                             \
         __typeof__(a) min_a_ = (a);                                                                \

@@ -97,8 +97,9 @@ SUSPENDS static int check_layer(struct check *check, struct layer *layer, struct
     }
     if (image_has_journal(layer_image(layer)) && !args_flag(check->args, "quiet") &&
         !args_flag(check->args, "force-share"))
-        fprintf(stderr, "varve img check: %s was not closed: answered writes that were not written "
-                        "back are not in it yet, the next open for writing brings them in\n",
+        fprintf(stderr,
+                "varve img check: %s was not closed: answered writes that were not written "
+                "back are not in it yet, the next open for writing brings them in\n",
                 args_operand(check->args, 0));
     rc = image_check(layer_image(layer), &result, report_line, check, err);
     if (rc < 0)

@@ -28,7 +28,7 @@ struct table_out {
     char **cells; /* nb * cols, owned */
     unsigned nb;
 };
-void table_out_row(struct table_out *t, ...);                 /* cols strings, copied */
+void table_out_row(struct table_out *t, ...);                       /* cols strings, copied */
 void table_out_print(const struct table_out *t, const char *align); /* 'l' or 'r' a column */
 void table_out_fini(struct table_out *t);
 

@@ -50,8 +50,8 @@ struct qmp_command {
 SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *commands, void *ctx,
                               struct qmp_server **ret, struct err *err);
 SUSPENDS void qmp_server_stop(struct qmp_server *server);
-/* The same in two steps: from the first on clients can connect, from the second on they are heard. A
- * server that is stopped before the second drops them. */
+/* The same in two steps: from the first on clients can connect, from the second on they are heard.
+ * A server that is stopped before the second drops them. */
 SUSPENDS int qmp_server_listen(const char *path, const struct qmp_command *commands, void *ctx,
                                struct qmp_server **ret, struct err *err);
 SUSPENDS int qmp_server_accept(struct qmp_server *server, struct err *err);
