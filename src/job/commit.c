@@ -148,24 +148,14 @@ SUSPENDS static int commit_scan(void *ctx, uint64_t off, uint64_t len, bool *ret
     return 0;
 }
 
+SUSPENDS static int commit_range(struct job *job, uint64_t off, uint64_t len)
+{
+    return copy_range(job, off, len, 0);
+}
+
 SUSPENDS static int commit_step(void *ctx, uint64_t off, uint64_t len)
 {
-    struct job *job = ctx;
-    struct range range;
-    int rc;
-
-    chain_work_enter(job->chain);
-    if (job->active) {
-        range_lock(&job->ranges, &range, off, len);
-        uint64_t start = reactor_now();
-        rc = copy_range(job, off, len, 0);
-        job_note_stall(job, reactor_now() - start);
-        range_unlock(&range);
-    } else {
-        rc = copy_range(job, off, len, 0);
-    }
-    chain_work_leave(job->chain);
-    return rc;
+    return job_step(ctx, off, len, commit_range);
 }
 
 /* ---- guest writes during an active commit ---- */

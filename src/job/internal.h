@@ -87,6 +87,10 @@ void job_progress(void *ctx, uint64_t bytes);
 void job_set_state(struct job *job, enum job_state state);
 void job_event(struct job *job, enum job_event event);
 void job_note_stall(struct job *job, uint64_t ns);
+/* One step of a merge: copy() inside the chain's work gate; in the live top with the range locked
+ * against guest writes, and the time that takes is noted as a stall. */
+SUSPENDS int job_step(struct job *job, uint64_t off, uint64_t len,
+                      int (*copy)(struct job *job, uint64_t off, uint64_t len));
 /* Explains a failure of I/O at a range; returns rc. */
 int job_fail(struct job *job, int rc, const char *what, const struct layer *layer, uint64_t off);
 /* Checks options, makes and starts the job's coroutine. Layers are pinned by the caller; on failure

@@ -71,6 +71,26 @@ void job_note_stall(struct job *job, uint64_t ns)
     job->max_stall_ns = MAX(job->max_stall_ns, ns);
 }
 
+int job_step(struct job *job, uint64_t off, uint64_t len,
+             int (*copy)(struct job *job, uint64_t off, uint64_t len))
+{
+    struct range range;
+    int rc;
+
+    chain_work_enter(job->chain);
+    if (job->active) {
+        range_lock(&job->ranges, &range, off, len);
+        uint64_t start = reactor_now();
+        rc = copy(job, off, len);
+        job_note_stall(job, reactor_now() - start);
+        range_unlock(&range);
+    } else {
+        rc = copy(job, off, len);
+    }
+    chain_work_leave(job->chain);
+    return rc;
+}
+
 int job_fail(struct job *job, int rc, const char *what, const struct layer *layer, uint64_t off)
 {
     if (job->err.rc == 0)

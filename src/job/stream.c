@@ -120,22 +120,7 @@ SUSPENDS static int stream_scan(void *ctx, uint64_t off, uint64_t len, bool *ret
 
 SUSPENDS static int stream_step(void *ctx, uint64_t off, uint64_t len)
 {
-    struct job *job = ctx;
-    struct range range;
-    int rc;
-
-    chain_work_enter(job->chain);
-    if (job->active) {
-        range_lock(&job->ranges, &range, off, len);
-        uint64_t start = reactor_now();
-        rc = stream_range(job, off, len);
-        job_note_stall(job, reactor_now() - start);
-        range_unlock(&range);
-    } else {
-        rc = stream_range(job, off, len);
-    }
-    chain_work_leave(job->chain);
-    return rc;
+    return job_step(ctx, off, len, stream_range);
 }
 
 SUSPENDS static void guest_before(void *ctx, struct chain_op *op)
