@@ -272,21 +272,20 @@ SUSPENDS static int file_resize(struct blk *blk, uint64_t len)
 
 #define HOLE_BYTES_TTL (100 * NSEC_PER_MSEC)
 
-/* File systems that are not in the list may be anywhere. */
+/* enum file_place. File systems that are not in the list may be anywhere. */
 static int do_find_place(void *arg)
 {
     static const uint32_t local[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,  BTRFS_SUPER_MAGIC,
                                      TMPFS_MAGIC,      F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC};
-    struct file_blk *f = arg;
+    const struct file_blk *f = arg;
     struct statfs fs;
 
-    f->place = PLACE_NETWORK;
     if (fstatfs(f->fd, &fs) < 0)
-        return -errno;
+        return PLACE_NETWORK;
     for (size_t i = 0; i < ARRAY_SIZE(local); i++)
         if ((uint32_t)fs.f_type == local[i])
-            f->place = PLACE_LOCAL;
-    return 0;
+            return PLACE_LOCAL;
+    return PLACE_NETWORK;
 }
 
 struct seek_call {
@@ -316,7 +315,7 @@ static int do_seek(void *arg)
 SUSPENDS static int call_near(struct file_blk *f, int (*fn)(void *arg), void *arg)
 {
     if (f->place == PLACE_UNKNOWN)
-        offload(do_find_place, f);
+        f->place = (enum file_place)offload(do_find_place, f);
     return f->place == PLACE_LOCAL ? fn(arg) : offload(fn, arg);
 }
 
