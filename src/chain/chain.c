@@ -180,7 +180,7 @@ SUSPENDS static int open_all(struct opening *o, const char *path, const struct c
         .buffered = opts->buffered,
         .no_lock = opts->no_lock,
         .prealloc_step = opts->prealloc_step,
-        .discard = opts->discard,
+        .space = opts->space,
     };
     bool end = opts->no_backing;
     int rc = open_layer(o, path, &layer_opts, err);
@@ -205,6 +205,18 @@ int chain_open(const char *path, const struct chain_opts *opts, struct chain **r
         close_all(&o);
     else
         vec_free(&o.layers);
+    return rc;
+}
+
+int chain_settle(const char *path, const char *format, struct err *err)
+{
+    const struct chain_opts opts = {.format = format};
+    struct opening o = {0};
+    int rc = open_all(&o, path, &opts, err);
+
+    for (size_t i = 0; i < o.layers.len && rc == 0; i++)
+        rc = i == 0 ? layer_settle(o.layers.data[i], err) : settle_below(o.layers.data[i], err);
+    close_all(&o);
     return rc;
 }
 

@@ -87,6 +87,9 @@ SUSPENDS void chain_top_changed(struct chain *chain);
 /* A killed server's journal of a read-only layer goes into its file: nothing may stand on an image
  * that has one. Errors: of opening it for writing (then nothing has changed), of the replay. */
 SUSPENDS int layer_settle(struct layer *layer, struct err *err);
+/* The same for a file and all below it. Those below are left as they are where others have them
+ * open: whoever reads them through varve sees the journal, too. */
+SUSPENDS int chain_settle(const char *path, const char *format, struct err *err);
 /* Takes layers first..last (downwards) out and gives them back, linked by layer_lower. */
 struct layer *chain_cut(struct chain *chain, struct layer *first, struct layer *last);
 

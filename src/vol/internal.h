@@ -233,7 +233,8 @@ char *op_tmp_path(const struct op *op, const char *dir, const char *what);
 SUSPENDS int overlay_create(const struct pool *pool, const char *path, const char *backing_name,
                             const char *backing_format, uint64_t virtual_len,
                             const struct stat *like, struct err *err);
-/* What a killed server left in its journal goes into the image: before anything stands on it. */
+/* What a killed server left in journals goes into the image and those below it (a kill while a
+ * snapshot was taken leaves one there): before anything stands on it. */
 SUSPENDS int overlay_settle(const char *path, const char *format, struct err *err);
 /* Nobody else has the image open; keeps it so until blk_close. */
 struct blk;

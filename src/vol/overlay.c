@@ -70,14 +70,8 @@ int overlay_hold(const char *path, struct blk **ret, struct err *err)
 
 int overlay_settle(const char *path, const char *format, struct err *err)
 {
-    struct layer_opts opts = {.format = format};
-    struct layer *layer;
-    int rc = layer_open(path, &opts, &layer, err);
+    int rc = chain_settle(path, format, err);
 
-    if (rc < 0)
-        return rc;
-    rc = layer_settle(layer, err);
-    layer_close(layer, NULL);
     crash_point("overlay-settled");
     return rc;
 }

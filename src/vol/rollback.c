@@ -115,6 +115,8 @@ SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const
     rc = remote_open(rb->op->cat, rb->vol, &rb->remote, err);
     if (rc == 0 && !rb->remote && keep) /* else it is thrown away, be it readable or not */
         rc = overlay_settle(rb->cur, rb->vol->current->format, err);
+    else if (rc == 0 && !rb->remote)
+        rc = overlay_settle(rb->to->path, rb->to->format, err);
     if (rc == 0 && !rb->remote)
         rc = overlay_hold(rb->cur, &rb->hold, err);
     return rc;
