@@ -17,6 +17,24 @@
 struct chain;
 struct layer;
 
+/* What becomes of space that a guest does not need any more, while the layer is the top. */
+enum detect_zeroes {
+    DETECT_ZEROES_OFF,
+    DETECT_ZEROES_ON,    /* a write of zeroes takes no space, and gives none back */
+    DETECT_ZEROES_UNMAP, /* it gives space back, too */
+};
+struct space_opts {
+    bool ignore_discard; /* nothing is given back; zeroes keep their space */
+    enum image_discard discard;
+    enum detect_zeroes detect_zeroes;
+};
+/* QEMU's words: ignore, off, unmap, on; and off, on, unmap. -EINVAL: none of them. */
+int space_parse_discard(const char *word, struct space_opts *ret);
+int space_parse_detect_zeroes(const char *word, struct space_opts *ret);
+const char *space_detect_zeroes_name(const struct space_opts *space);
+/* Refuses what contradicts itself. */
+int space_check(const struct space_opts *space, struct err *err);
+
 /* ---- layers ---- */
 struct layer_opts {
     /* "qcow2", "raw"; NULL: probe (raw if no magic, or the name ends in .raw) */
@@ -27,7 +45,7 @@ struct layer_opts {
     bool no_open_checks;
     uint64_t cache_bytes;   /* share of this layer; 0 default */
     uint64_t prealloc_step; /* image.h */
-    enum image_discard discard;
+    struct space_opts space;
     bool ack; /* image.h; journals are in the runtime directory */
 };
 /* Opens one file as a layer that belongs to no chain yet. */
@@ -45,6 +63,7 @@ void layer_set_node_name(struct layer *layer, const char *name);
 struct image *layer_image(const struct layer *layer); /* NULL for raw */
 struct blk *layer_blk(const struct layer *layer);
 uint64_t layer_len(const struct layer *layer);
+const struct space_opts *layer_space(const struct layer *layer);
 /* The backing file as recorded, made absolute relative to the layer's own directory; NULL: none.
  * The caller frees. json: and protocol names other than file: are refused (-ENOTSUP). */
 int layer_backing_path(const struct layer *layer, char **ret, struct err *err);
@@ -62,7 +81,7 @@ struct chain_opts {
     uint64_t cache_bytes; /* one bound over the flattened map and all layers' metadata; 0: covers
                              the disk, at most 32 MiB */
     uint64_t prealloc_step;
-    enum image_discard discard;
+    struct space_opts space; /* of the top */
 };
 /* Opens a file and everything below it. Loops are found by device and inode (-ELOOP), depth is
  * limited to 1024. Only the top is writable. */

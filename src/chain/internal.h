@@ -25,6 +25,7 @@ struct layer {
     ino_t ino;
     unsigned users; /* views that are read: snapshot exports */
     bool pinned;    /* a job merges it */
+    struct space_opts space; /* fixed after open */
 
     /* while part of a chain; change only with both gates closed (push: the request gate) */
     struct chain *chain;

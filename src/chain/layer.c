@@ -116,6 +116,7 @@ SUSPENDS static int layer_make(struct blk *blk, const char *path, bool is_qcow2,
     layer->blk = blk;
     layer->writable = opts->writable;
     layer->locked = !opts->no_lock;
+    layer->space = opts->space;
     make_node_name(layer);
     layer_init_below(layer);
     if (is_qcow2) {
@@ -124,7 +125,7 @@ SUSPENDS static int layer_make(struct blk *blk, const char *path, bool is_qcow2,
             .no_open_checks = opts->no_open_checks,
             .cache_bytes = opts->cache_bytes,
             .prealloc_step = opts->prealloc_step,
-            .discard = opts->discard,
+            .discard = opts->space.discard,
             .journal_dir = use_journal ? journal_dir() : NULL,
             .ack = opts->ack,
         };
@@ -278,6 +279,11 @@ struct blk *layer_blk(const struct layer *layer)
 uint64_t layer_len(const struct layer *layer)
 {
     return layer->image ? image_len(layer->image) : align_up(layer->blk->len, RAW_UNIT);
+}
+
+const struct space_opts *layer_space(const struct layer *layer)
+{
+    return &layer->space;
 }
 
 struct layer *layer_lower(const struct layer *layer)

@@ -4,6 +4,9 @@
  * Order of a guest write: the watching job's `before` (waits for the range), the image's write,
  * the flattened map, the job's `after`, then the answer. The map is told whether the write failed
  * or not: a failed write may have changed a part.
+ *
+ * What the top's space options make of a request is decided first, so that jobs watch what is done,
+ * not what was asked for.
  */
 #include "base/bits.h"
 #include "base/check.h"
@@ -100,6 +103,30 @@ SUSPENDS static int watched_op(struct chain *chain, struct chain_op *op, struct 
     return rc;
 }
 
+/* A write of zeroes is told as such: the check ends at the first word of other data. */
+static void detect_zeroes(enum detect_zeroes mode, struct chain_op *op, struct iov_iter *iov)
+{
+    if (mode == DETECT_ZEROES_OFF || op->kind != CHAIN_OP_WRITE || !iov_iter_is_zero(iov, op->len))
+        return;
+    op->kind = CHAIN_OP_ZERO;
+    op->flags |= mode == DETECT_ZEROES_UNMAP ? BLK_MAY_UNMAP : 0;
+}
+
+SUSPENDS static int allowed_op(struct chain *chain, struct chain_op *op, struct iov_iter *iov)
+{
+    const struct space_opts *space = &chain_top(chain)->space;
+
+    detect_zeroes(space->detect_zeroes, op, iov);
+    if (space->ignore_discard) {
+        op->flags &= ~(unsigned)BLK_MAY_UNMAP;
+        if (op->kind == CHAIN_OP_DISCARD)
+            return 0;
+    }
+    if (op->kind != CHAIN_OP_WRITE)
+        iov = NULL;
+    return chain->watch ? watched_op(chain, op, iov) : do_op(chain, op, iov);
+}
+
 SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct iov_iter *iov)
 {
     int rc;
@@ -113,10 +140,8 @@ SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct io
         rc = -EINVAL;
     else if (op->len == 0)
         rc = 0;
-    else if (chain->watch)
-        rc = watched_op(chain, op, iov);
     else
-        rc = do_op(chain, op, iov);
+        rc = allowed_op(chain, op, iov);
     gate_leave(&chain->gate);
     return rc;
 }

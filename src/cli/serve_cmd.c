@@ -125,12 +125,25 @@ static int take_size(const struct args *args, const char *name, uint64_t *ret, s
     return rc < 0 ? err_prefix(err, rc, "--%s", name) : 0;
 }
 
+static int take_space(const struct args *args, struct space_opts *ret, struct err *err)
+{
+    const char *discard = args_value(args, "discard", "unmap");
+    const char *detect = args_value(args, "detect-zeroes", "off");
+
+    if (space_parse_discard(discard, ret) < 0)
+        return err_set(err, -EINVAL, "--discard takes unmap or ignore, not '%s'", discard);
+    if (space_parse_detect_zeroes(detect, ret) < 0)
+        return err_set(err, -EINVAL, "--detect-zeroes takes off, on or unmap, not '%s'", detect);
+    if (args_flag(args, "discard-no-unref"))
+        ret->discard = IMAGE_DISCARD_KEEP;
+    return space_check(ret, err);
+}
+
 static int take_options(struct target *t, struct err *err)
 {
     const struct args *args = t->args;
     const char *durability = args_value(args, "durability", "ack");
     const char *clients = args_value(args, "max-connections", "16");
-    const char *discard = args_value(args, "discard", "unmap");
     unsigned nr = 0;
     int rc;
 
@@ -145,16 +158,15 @@ static int take_options(struct target *t, struct err *err)
     t->opts.format = args_value(args, "format", NULL);
     t->opts.read_only = args_flag(args, "read-only");
     t->opts.buffered = args_flag(args, "buffered");
-    t->opts.discard_keep = !strcmp(discard, "keep");
     t->opts.max_connections = (unsigned)strtoul(clients, NULL, 10);
     if (strcmp(durability, "flush") != 0 && strcmp(durability, "ack") != 0)
         return err_set(err, -EINVAL, "--durability takes ack or flush, not '%s'", durability);
     t->opts.durability = strcmp(durability, "ack") ? SERVE_FLUSH : SERVE_ACK;
-    if (strcmp(discard, "keep") != 0 && strcmp(discard, "unmap") != 0)
-        return err_set(err, -EINVAL, "--discard takes unmap or keep, not '%s'", discard);
     if (!t->opts.max_connections || t->opts.max_connections > 1024)
         return err_set(err, -EINVAL, "--max-connections takes 1 to 1024, not '%s'", clients);
-    rc = take_size(args, "cache-size", &t->opts.cache_bytes, err);
+    rc = take_space(args, &t->opts.space, err);
+    if (rc == 0)
+        rc = take_size(args, "cache-size", &t->opts.cache_bytes, err);
     return rc < 0 ? rc : take_size(args, "preallocate", &t->opts.prealloc_step, err);
 }
 
@@ -232,8 +244,16 @@ const struct command command_serve = {
              "bound of the metadata cache (default: covers the disk, at most 32M)"},
             {0, "preallocate", "BYTES", "step in which the file grows (default 128M)"},
             {0, "discard", "HOW",
-             "unmap (default) frees discarded clusters, keep leaves them their place",
-             COMPLETE_WORDS, "unmap keep"},
+             "unmap (default): space that a guest discards is given back; ignore: it is not",
+             COMPLETE_WORDS, "unmap ignore"},
+            {0, "discard-no-unref", NULL,
+             "discarded clusters keep their place in the image: it never outgrows its measured "
+             "size "
+             "and does not fragment"},
+            {0, "detect-zeroes", "HOW",
+             "off (default); on: what is written as zeroes takes no space; unmap: it gives space "
+             "back, too",
+             COMPLETE_WORDS, "off on unmap"},
             {0, "durability", "MODE",
              "ack (default): answered writes survive a kill of the server; flush: flushed ones "
              "only",

@@ -17,6 +17,7 @@
 #include "rt/buf.h"
 
 struct image;
+struct bound;
 
 /* Reads what the layers below show of a guest range into iov (zeroes past their end). */
 struct image_below {
@@ -28,8 +29,9 @@ struct image_below {
 };
 
 enum image_discard {
-    IMAGE_DISCARD_UNMAP,
-    IMAGE_DISCARD_KEEP /* zero flag, cluster keeps its place */
+    IMAGE_DISCARD_UNMAP, /* clusters are freed */
+    IMAGE_DISCARD_KEEP   /* they keep their place, marked as zero; their file space is given back.
+                            Version 2 has no such mark: a discard does nothing */
 };
 
 struct image_opts {
@@ -58,8 +60,8 @@ SUSPENDS int image_open(struct blk *blk, const struct image_opts *opts, struct i
 SUSPENDS int image_close(struct image *img, struct err *err);
 const struct qcow2_header *image_header(const struct image *img);
 struct blk *image_blk(const struct image *img);
-/* Another bound for the metadata cache; what is above it goes as room is needed. */
-void image_set_cache_bytes(struct image *img, uint64_t bytes);
+/* The metadata cache counts in this bound, together with others (bound.h); NULL: in its own. */
+void image_share_bound(struct image *img, struct bound *bound);
 uint64_t image_len(const struct image *img); /* virtual size in bytes */
 bool image_is_writable(const struct image *img);
 bool image_is_corrupt(const struct image *img);

@@ -3,10 +3,12 @@
  *
  * Whole (sub)clusters become zero by their entries alone, under claims; the edges are written.
  * What reads as zero afterwards never shows the layers below again: with something below, a flag
- * says so, and where the format has none (version 2) zeroes are written, or the discard is ignored.
+ * says so, and where the format has none (version 2) zeroes are written, or the discard is ignored;
+ * so is it there if clusters are to keep their place.
  *
  * A cluster that keeps its place (no unmap) may have a write in place going on: that write is
- * concurrent with this one, either order is right.
+ * concurrent with this one, either order is right. Its space is given back under the claim: a write
+ * that comes later waits for the claim, since the entry needs a change again.
  */
 #include "base/bits.h"
 #include "base/check.h"
@@ -17,6 +19,7 @@
 
 enum zero_mode {
     ZERO_KEEP,    /* reads as zero, the cluster keeps its place */
+    ZERO_PUNCH,   /* the same, and the space at that place is given back to the device */
     ZERO_UNMAP,   /* reads as zero, the cluster is freed */
     ZERO_DISCARD, /* the same, and its space is given back to the device */
     ZERO_FORGET,  /* no entry at all: behind the image's end */
@@ -28,6 +31,11 @@ struct zero_op {
     bool covers; /* something lies below: unallocated does not read as zero */
     const struct image_below *below;
 };
+
+static bool keeps_place(enum zero_mode mode)
+{
+    return mode == ZERO_KEEP || mode == ZERO_PUNCH;
+}
 
 static bool has_below(const struct image *img, const struct image_below *below)
 {
@@ -57,14 +65,14 @@ static struct l2_entry zero_whole(const struct image *img, const struct zero_op 
         return old; /* reads as zero already */
     /* version 2 has no flag: a kept cluster would still show its data */
     return zeroed(img,
-                  own && op->mode == ZERO_KEEP && img->hdr.version >= 3 ? l2_host_off(old) : 0);
+                  own && keeps_place(op->mode) && img->hdr.version >= 3 ? l2_host_off(old) : 0);
 }
 
 /* Some subclusters of an extended entry that is not compressed. */
 static struct l2_entry zero_part(const struct zero_op *op, struct l2_entry old, uint32_t mask)
 {
     uint32_t alloc = l2_alloc_bits(old) & ~mask, zero = l2_zero_bits(old) | mask;
-    bool frees = !alloc && op->mode != ZERO_KEEP;
+    bool frees = !alloc && !keeps_place(op->mode);
 
     return l2_make_ext(frees ? 0 : old.word, alloc, zero);
 }
@@ -122,6 +130,31 @@ SUSPENDS static int check_entries(struct image *img, const struct slice *s, uint
     return 0;
 }
 
+/* Gives back the space of what has become zero where it is, a run at a time. Advisory. Under the
+ * claim. */
+SUSPENDS static void punch_in_slice(struct image *img, const struct slice *s,
+                                    const struct zero_op *op, uint64_t at, uint64_t end)
+{
+    uint64_t cs = img->hdr.cluster_size, run = 0, len = 0;
+
+    for (; at < end; at += cs) {
+        struct l2_entry e = slice_entry(&img->hdr, s, slice_index(img, at));
+        uint64_t host = l2_host_off(e);
+        bool zero = host && at >= op->start && at + cs <= op->end;
+
+        if (len && (!zero || host != run + len)) {
+            (void)blk_discard(img->blk, run, len);
+            len = 0;
+        }
+        if (zero) {
+            run = len ? run : host;
+            len += cs;
+        }
+    }
+    if (len)
+        (void)blk_discard(img->blk, run, len);
+}
+
 /* Clusters [start, end) of one pinned slice. *ret_done false: look again. */
 SUSPENDS static int zero_in_slice(struct image *img, struct slice *s, const struct zero_op *op,
                                   uint64_t start, uint64_t end, struct room *room, bool *ret_done)
@@ -144,6 +177,8 @@ SUSPENDS static int zero_in_slice(struct image *img, struct slice *s, const stru
     for (uint64_t at = start; rc == 0 && at < end; at += img->hdr.cluster_size)
         change_entry(img, s, op, at, room, &rec);
     record_put(img, room, &rec);
+    if (rc == 0 && op->mode == ZERO_PUNCH)
+        punch_in_slice(img, s, op, start, end);
     claim_drop(&claim);
     *ret_done = true;
     return rc;
@@ -264,6 +299,15 @@ SUSPENDS static int zero_units(struct image *img, struct zero_op op,
     return rc;
 }
 
+/* What a request does that may give space back; for_zeroes: it must read as zero afterwards, also
+ * when a power cut forgets the new entries while the device has done the rest. */
+static enum zero_mode unmap_mode(const struct image *img, bool for_zeroes)
+{
+    if (img->opts.discard != IMAGE_DISCARD_KEEP)
+        return ZERO_DISCARD;
+    return for_zeroes && !img->blk->fresh_zero ? ZERO_KEEP : ZERO_PUNCH;
+}
+
 SUSPENDS static int zero_range(struct image *img, uint64_t guest_off, uint64_t len, unsigned flags,
                                const struct image_below *below)
 {
@@ -271,14 +315,14 @@ SUSPENDS static int zero_range(struct image *img, uint64_t guest_off, uint64_t l
     struct zero_op op = {
         .start = align_up(guest_off, unit),
         .end = align_down(end, unit),
-        .mode = flags & BLK_MAY_UNMAP ? ZERO_DISCARD : ZERO_KEEP,
+        .mode = flags & BLK_MAY_UNMAP ? unmap_mode(img, true) : ZERO_KEEP,
         .covers = has_below(img, below),
         .below = below,
     };
 
     if (end == img->hdr.virtual_len)
         op.end = align_up(end, img->hdr.cluster_size); /* nothing but zeroes behind the end */
-    if (img->hdr.version < 3 && (op.covers || op.mode == ZERO_KEEP))
+    if (img->hdr.version < 3 && (op.covers || keeps_place(op.mode)))
         return write_zeroes(img, guest_off, len, below);
     if (op.start >= MIN(op.end, end))
         return write_zeroes(img, guest_off, len, below);
@@ -315,7 +359,7 @@ int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
     struct zero_op op = {
         .start = align_up(guest_off, cs),
         .end = end == img->hdr.virtual_len ? align_up(end, cs) : align_down(end, cs),
-        .mode = img->opts.discard == IMAGE_DISCARD_KEEP ? ZERO_KEEP : ZERO_DISCARD,
+        .mode = unmap_mode(img, false),
         .covers = has_below(img, below),
         .below = below,
     };
@@ -326,7 +370,8 @@ int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
         return rc;
     if (!range_ok(guest_off, len, img->hdr.virtual_len))
         return -EINVAL;
-    if (op.start >= MIN(op.end, end) || (img->hdr.version < 3 && op.covers))
+    if (op.start >= MIN(op.end, end) ||
+        (img->hdr.version < 3 && (op.covers || keeps_place(op.mode))))
         return 0;
     image_enter(img, &req);
     rc = zero_entries(img, &op);

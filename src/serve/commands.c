@@ -9,8 +9,11 @@ int cmd_quit(void *ctx, json_t *args, json_t **ret, struct err *err)
 
 static const struct qmp_arg flat_args[] = {{"flat", 'B'}, {NULL}};
 static const struct qmp_arg add_args[] = {
-    {"driver", 's'},  {"node-name", 'S'}, {"file", 'o'},    {"read-only", 'B'},
-    {"backing", 'N'}, {"cache", 'O'},     {"discard", 'S'}, {NULL},
+    {"driver", 's'},        {"node-name", 'S'},
+    {"file", 'o'},          {"read-only", 'B'},
+    {"backing", 'N'},       {"cache", 'O'},
+    {"discard", 'S'},       {"discard-no-unref", 'B'},
+    {"detect-zeroes", 'S'}, {NULL},
 };
 static const struct qmp_arg node_args[] = {{"node-name", 's'}, {NULL}};
 static const struct qmp_arg snapshot_args[] = {{"node", 's'}, {"overlay", 's'}, {NULL}};

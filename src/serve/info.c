@@ -118,7 +118,7 @@ static json_t *node_info(const struct serve *s, const struct stack *st, unsigned
     set_str(obj, "drv", layer_format(layer));
     set(obj, "ro", json_boolean(!layer_blk(layer)->writable));
     set(obj, "encrypted", json_false());
-    set_str(obj, "detect_zeroes", "off");
+    set_str(obj, "detect_zeroes", space_detect_zeroes_name(layer_space(layer)));
     set(obj, "backing_file_depth", json_u64(flat ? 0 : stack_depth(st) - 1 - index));
     if (index + 1 < stack_depth(st))
         set_str(obj, "backing_file", layer_path(stack_layer(st, index + 1)));

@@ -92,6 +92,7 @@ struct add {
     const char *driver, *name, *filename;
     bool writable, buffered;
     bool alone; /* what is below is not opened */
+    struct space_opts space;
 };
 
 static int bad_value(const char *name, const char *value, struct err *err)
@@ -142,9 +143,23 @@ static int parse_cache(json_t *cache, struct add *add, struct err *err)
     return 0;
 }
 
+/* What is not said is as the server was told. */
+static int parse_space(json_t *args, struct space_opts *space, struct err *err)
+{
+    const char *discard = arg_str(args, "discard"), *detect = arg_str(args, "detect-zeroes");
+
+    if (discard && space_parse_discard(discard, space) < 0)
+        return bad_value("discard", discard, err);
+    if (detect && space_parse_detect_zeroes(detect, space) < 0)
+        return bad_value("detect-zeroes", detect, err);
+    if (json_object_get(args, "discard-no-unref"))
+        space->discard =
+            arg_bool(args, "discard-no-unref", false) ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP;
+    return space_check(space, err);
+}
+
 static int parse_add(struct serve *s, json_t *args, struct add *add, struct err *err)
 {
-    const char *discard = arg_str(args, "discard");
     const char *backing = arg_str(args, "backing");
 
     *add = (struct add){
@@ -153,6 +168,7 @@ static int parse_add(struct serve *s, json_t *args, struct add *add, struct err 
         .writable = !arg_bool(args, "read-only", false),
         .buffered = s->opts->buffered,
         .alone = json_object_get(args, "backing") != NULL,
+        .space = s->opts->space,
     };
     if (strcmp(add->driver, "qcow2") != 0 && strcmp(add->driver, "raw") != 0)
         return bad_value("driver", add->driver, err);
@@ -162,12 +178,12 @@ static int parse_add(struct serve *s, json_t *args, struct add *add, struct err 
         return err_set(err, -EINVAL, "Invalid node-name: '%s'", add->name);
     if (serve_any_layer(s, add->name))
         return err_set(err, -EEXIST, "Duplicate nodes with node-name='%s'", add->name);
-    if (discard && strcmp(discard, "unmap") != 0)
-        return bad_value("discard", discard, err);
     if (backing && chain_find_layer(s->chain, backing) != 0)
         return err_set(err, -EINVAL, "backing must be null or the top of the disk ('%s'), not '%s'",
                        layer_node_name(chain_layer(s->chain, 0)), backing);
-    int rc = parse_file(json_object_get(args, "file"), add, err);
+    int rc = parse_space(args, &add->space, err);
+    if (rc == 0)
+        rc = parse_file(json_object_get(args, "file"), add, err);
     if (rc == 0 && json_object_get(args, "cache"))
         rc = parse_cache(json_object_get(args, "cache"), add, err);
     return rc;
@@ -182,7 +198,7 @@ SUSPENDS static int open_chain(struct serve *s, const struct add *add, struct se
         .buffered = add->buffered,
         .cache_bytes = s->opts->cache_bytes,
         .prealloc_step = s->opts->prealloc_step,
-        .discard = s->opts->discard_keep ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP,
+        .space = add->space,
     };
     int rc = chain_open(add->filename, &opts, &node->chain, err);
 
@@ -199,7 +215,7 @@ SUSPENDS static int open_alone(struct serve *s, const struct add *add, struct se
         .writable = add->writable,
         .buffered = add->buffered,
         .prealloc_step = s->opts->prealloc_step,
-        .discard = s->opts->discard_keep ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP,
+        .space = add->space,
         .ack = add->writable && s->opts->durability == SERVE_ACK,
     };
     int rc = layer_open(add->filename, &opts, &node->layer, err);

@@ -148,7 +148,7 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
         .buffered = o->buffered,
         .cache_bytes = o->cache_bytes,
         .prealloc_step = o->prealloc_step,
-        .discard = o->discard_keep ? IMAGE_DISCARD_KEEP : IMAGE_DISCARD_UNMAP,
+        .space = o->space,
     };
     int rc = chain_open(o->path, &opts, &s->chain, err);
 

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "chain/chain.h"
 #include "rt/co.h"
 
 enum serve_durability { SERVE_ACK, SERVE_FLUSH }; /* what an answered, unflushed write survives */
@@ -25,7 +26,7 @@ struct serve_opts {
     bool read_only;
     bool buffered;
     enum serve_durability durability;
-    bool discard_keep;          /* discarded clusters keep their place */
+    struct space_opts space;
     uint64_t cache_bytes;       /* 0 default */
     uint64_t prealloc_step;     /* 0 default */
     const char *const *exports; /* "nbd,unix=PATH[,name=N]" or "nbd,host=H,port=P[,name=N]" */

@@ -60,7 +60,7 @@ def completion():
                         (['varve', 'info', '--j'], '--json'), (['varve', 'list', ''], 'p1'),
                         (['varve', 'info', 'p1'], 'p1:100/vm-100-disk-0.qcow2@s1'),
                         (['varve', 'snapshot', 'p1'], 'p1:100/vm-100-disk-0.qcow2'),
-                        (['varve', 'img', 'info', '-f', ''], 'qcow2'), (['varve', 'serve', '--discard', 'k'], 'keep'),
+                        (['varve', 'img', 'info', '-f', ''], 'qcow2'), (['varve', 'serve', '--discard', 'i'], 'ignore'), (['varve', 'serve', '--detect-zeroes', 'u'], 'unmap'),
                         (['varve', 'img', 'info', D + '/fi'], D + '/file.raw')):
         got = complete(*words)
         if want not in got:

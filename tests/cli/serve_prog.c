@@ -6,10 +6,17 @@
 #include "serve/serve.h"
 
 static const struct option options[] = {
-    {"qmp", 1, NULL, 'q'},       {"export", 1, NULL, 'e'},
-    {"volume", 1, NULL, 'v'},    {"volume-id", 1, NULL, 'i'},
-    {"snapshot", 1, NULL, 's'},  {"format", 1, NULL, 'f'},
-    {"read-only", 0, NULL, 'r'}, {NULL},
+    {"qmp", 1, NULL, 'q'},
+    {"export", 1, NULL, 'e'},
+    {"volume", 1, NULL, 'v'},
+    {"volume-id", 1, NULL, 'i'},
+    {"snapshot", 1, NULL, 's'},
+    {"format", 1, NULL, 'f'},
+    {"read-only", 0, NULL, 'r'},
+    {"detect-zeroes", 1, NULL, 'z'},
+    {"discard", 1, NULL, 'd'},
+    {"discard-no-unref", 0, NULL, 'k'},
+    {NULL},
 };
 
 struct program {
@@ -38,6 +45,17 @@ static void take(struct program *p, int option, char *value)
         break;
     case 'r':
         p->opts.read_only = true;
+        break;
+    case 'z':
+        if (space_parse_detect_zeroes(value, &p->opts.space) < 0)
+            exit(2);
+        break;
+    case 'd':
+        if (space_parse_discard(value, &p->opts.space) < 0)
+            exit(2);
+        break;
+    case 'k':
+        p->opts.space.discard = IMAGE_DISCARD_KEEP;
         break;
     case 's': /* NAME=PATH */
         p->snapshots[p->opts.nb_snapshots++ % 8] =
