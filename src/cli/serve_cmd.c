@@ -167,7 +167,11 @@ static int take_options(struct target *t, struct err *err)
     rc = take_space(args, &t->opts.space, err);
     if (rc == 0)
         rc = take_size(args, "cache-size", &t->opts.cache_bytes, err);
-    return rc < 0 ? rc : take_size(args, "preallocate", &t->opts.prealloc_step, err);
+    if (rc == 0 && !strcmp(args_value(args, "preallocate", ""), "off"))
+        t->opts.prealloc_step = UINT64_MAX;
+    else if (rc == 0)
+        rc = take_size(args, "preallocate", &t->opts.prealloc_step, err);
+    return rc;
 }
 
 SUSPENDS static int serve(struct target *t, struct err *err)
@@ -242,7 +246,8 @@ const struct command command_serve = {
              COMPLETE_FILE},
             {0, "cache-size", "BYTES",
              "bound of the metadata cache (default: covers the disk, at most 32M)"},
-            {0, "preallocate", "BYTES", "step in which the file grows (default 128M)"},
+            {0, "preallocate", "BYTES",
+             "step in which the file grows (default 128M); off: as each write needs"},
             {0, "discard", "HOW",
              "unmap (default): space that a guest discards is given back; ignore: it is not",
              COMPLETE_WORDS, "unmap ignore"},
