@@ -1,6 +1,6 @@
 """What the tests that kill a server share: a client with many requests in flight, and what each sector
 of its disk may hold afterwards."""
-import os, random, socket, struct, sys, time
+import socket, struct, time
 from proc import *
 
 SECTOR = 512
@@ -19,12 +19,13 @@ class Client:
         self.handle = 0
 
     def need(self, n):
-        b = b''
-        while len(b) < n:
-            c = self.k.recv(n - len(b))
-            if not c:
+        b = bytearray(n)
+        view = memoryview(b)
+        while view:
+            got = self.k.recv_into(view)
+            if not got:
                 raise ConnectionError
-            b += c
+            view = view[got:]
         return b
 
     def send(self, cmd, off, n, data=b'', flags=0):
@@ -37,14 +38,34 @@ class Client:
         assert magic == 0x67446698, hex(magic)
         return handle, error
 
+    def read_all(self, size, piece=1 << 20):
+        """the whole disk, by a client that did nothing before"""
+        out, ahead = bytearray(size), 4
+        for at in range(0, min(size, ahead * piece), piece):
+            self.send(0, at, min(piece, size - at))
+        for at in range(0, size, piece):
+            handle, error = self.answer()
+            if error:
+                raise Failed('a read failed with %d' % error)
+            off = (handle - 1) * piece
+            n = min(piece, size - off)
+            out[off:off + n] = self.need(n)
+            nxt = at + ahead * piece
+            if nxt < size:
+                self.send(0, nxt, min(piece, size - nxt))
+        return out
+
 
 class Disk:
-    """What each sector may hold: the flushed content, and every later content in order. Each change has a stamp of
-    its own: above 0 for data, below 0 for zeroes; a discard leaves zeroes or what was there."""
+    """What each sector may hold: the content last seen for good, and every later content in order. Each change has a
+    stamp of its own: above 0 for data, below 0 for zeroes; a discard leaves zeroes or what was there."""
+
+    SEEN = 0 # stamp of what is in self.seen
 
     def __init__(self, size, rnd):
         self.size, self.rnd = size, rnd
-        self.may = {}      # sector -> list of possible stamps, oldest (flushed) first
+        self.seen = bytearray(size)
+        self.may = {}      # sector -> list of possible stamps, oldest (flushed) first; absent: SEEN alone
         self.count, self.discards = 0, set()
         self.answered = [] # changes (off, len, stamp) that were answered and not flushed
 
@@ -56,7 +77,7 @@ class Disk:
 
     def note(self, off, n, stamp):
         for s in self.sectors(off, n):
-            self.may.setdefault(s, [0]).append(stamp)
+            self.may.setdefault(s, [self.SEEN]).append(stamp)
 
     def settle(self, changes):
         """A flush covers these changes: what a sector held before them is no longer possible."""
@@ -74,6 +95,8 @@ class Disk:
         """a random change that meets none in flight (whose order would be open): command, offset, length, stamp"""
         while True:
             x, n = self.rnd.random(), self.rnd.choice([8, 8, 8, 8, 1, 3, 40, 256]) * SECTOR
+            if x > .98: # discards that make room for new clusters
+                n = min(1 << 20, self.size >> 5)
             off = self.rnd.randrange((self.size - n) // SECTOR) * SECTOR
             if n >= 8 * SECTOR:
                 off -= off % (8 * SECTOR)
@@ -113,24 +136,43 @@ class Disk:
         except (ConnectionError, BrokenPipeError):
             pass
 
-    def verify(self, raw, who, keep=False):
-        """The raw file has in every sector one of its possible contents. Returns how many sectors are older than
-        what was last answered. keep: this is what they hold from now on."""
+    def newest(self, s, got):
+        """the last of a sector's possible contents that this is; -1: none"""
+        n, may = int.from_bytes(got[:8], 'little'), self.may[s]
+        if got == self.stamp(n):
+            for i in range(len(may) - 1, -1, -1):
+                if may[i] == n if n else may[i] < 0:
+                    return i
+        return 0 if may[0] == self.SEEN and got == self.seen[s * SECTOR:(s + 1) * SECTOR] else -1
+
+    def verify(self, data, who, keep=False):
+        """The disk, as bytes or a raw file, has in every sector one of its possible contents. Returns how many sectors
+        are older than what was last answered. keep: this is what they hold from now on. `data` is used up."""
         last, missing = {}, 0
+        if isinstance(data, str):
+            with open(data, 'rb') as f:
+                data = bytearray(f.read())
         for off, n, stamp in self.answered:
             if stamp not in self.discards:
                 last.update(dict.fromkeys(self.sectors(off, n), stamp))
-        with open(raw, 'rb') as f:
-            for s, may in self.may.items():
-                f.seek(s * SECTOR)
-                got = f.read(SECTOR)
-                at = max((i for i, v in enumerate(may) if self.stamp(v) == got), default=-1)
-                if at < 0:
-                    raise Failed('%s: sector %d holds %d, not one of %s' % (who, s, int.from_bytes(got[:8], 'little'), may))
-                if s in last and at < may.index(last[s]):
-                    missing += 1
-                if keep:
-                    self.may[s] = [may[at]]
+        new = []
+        for s, may in self.may.items():
+            at = s * SECTOR
+            got = data[at:at + SECTOR]
+            i = self.newest(s, got)
+            if i < 0:
+                raise Failed('%s: sector %d holds %d, not one of %s' % (who, s, int.from_bytes(got[:8], 'little'), may))
+            if s in last and i < may.index(last[s]):
+                missing += 1
+            new.append((at, got))
+            data[at:at + SECTOR] = self.seen[at:at + SECTOR]
+        if data != self.seen: # sectors that nobody changed
+            at = next(i for i in range(0, self.size, SECTOR) if data[i:i + SECTOR] != self.seen[i:i + SECTOR])
+            raise Failed('%s: sector %d changed by itself' % (who, at // SECTOR))
+        if keep:
+            for at, got in new:
+                self.seen[at:at + SECTOR] = got
+            self.may, self.answered = {}, []
         return missing
 
 
