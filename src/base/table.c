@@ -5,6 +5,8 @@
 #include "base/bits.h"
 #include "base/table.h"
 
+#define CAP_MIN ((size_t)16)
+
 void table_fini(struct table *t)
 {
     free(t->slots);
@@ -25,25 +27,31 @@ void *table_get(const struct table *t, uint64_t key)
     return t->cap ? t->slots[find_slot(t, key)].value : NULL;
 }
 
-static int grow(struct table *t)
+static int move_to(struct table *t, size_t cap)
 {
-    struct table bigger = {.cap = t->cap ? t->cap * 2 : 16, .used = t->used};
+    struct table other = {.cap = cap, .used = t->used};
 
-    bigger.slots = calloc(bigger.cap, sizeof(*bigger.slots));
-    if (!bigger.slots)
+    other.slots = calloc(cap, sizeof(*other.slots));
+    if (!other.slots)
         return -ENOMEM;
     for (size_t i = 0; i < t->cap; i++)
         if (t->slots[i].value)
-            bigger.slots[find_slot(&bigger, t->slots[i].key)] = t->slots[i];
+            other.slots[find_slot(&other, t->slots[i].key)] = t->slots[i];
     free(t->slots);
-    *t = bigger;
+    *t = other;
     return 0;
+}
+
+void table_trim(struct table *t)
+{
+    if (t->cap > CAP_MIN && t->used * 8 <= t->cap)
+        (void)move_to(t, t->cap / 2);
 }
 
 int table_put(struct table *t, uint64_t key, void *value)
 {
     if ((t->used + 1) * 4 > t->cap * 3) {
-        int rc = grow(t);
+        int rc = move_to(t, t->cap ? t->cap * 2 : CAP_MIN);
 
         if (rc < 0)
             return rc;

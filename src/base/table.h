@@ -26,6 +26,8 @@ void *table_get(const struct table *t, uint64_t key);
 int table_put(struct table *t, uint64_t key, void *value);
 /* Removes and returns the value, NULL if there was none. */
 void *table_remove(struct table *t, uint64_t key);
+/* Gives memory back if few slots are in use; best effort. */
+void table_trim(struct table *t);
 /* Iterates: *pos starts at 0; returns the next slot or NULL. No put/remove in between. */
 struct table_slot *table_next(const struct table *t, size_t *pos);
 

@@ -13,7 +13,7 @@
 
 #define CACHE_DEFAULT_MAX (32 * MIB)
 #define CACHE_DEFAULT_MIN (4 * MIB)
-#define LAYER_CACHE_MIN   (64 * KIB)
+#define CACHE_MIN         (256 * KIB)
 
 /* ---- opening ---- */
 
@@ -27,21 +27,6 @@ static uint64_t default_cache(const struct layer *top)
         tables = div_up(hdr->virtual_len, hdr->cluster_size) * hdr->l2_entry_size;
     }
     return MIN(CACHE_DEFAULT_MAX, MAX(CACHE_DEFAULT_MIN, 4 * tables));
-}
-
-/* One layer has everything; else the top a half, the map a quarter, all others share the rest. */
-void chain_share_cache(struct chain *chain)
-{
-    uint64_t whole = chain->cache_bytes, nr = chain->layers.len;
-
-    chain->fmap.bound = whole / 4;
-    for (size_t i = 0; i < nr; i++) {
-        struct layer *l = chain->layers.data[i];
-        uint64_t share = nr == 1 ? whole : i == 0 ? whole / 2 : whole / 4 / (nr - 1);
-
-        if (l->image)
-            image_set_cache_bytes(l->image, MAX(share, LAYER_CACHE_MIN));
-    }
 }
 
 static int check_layers(struct layer *const *layers, unsigned nr, struct err *err)
@@ -72,8 +57,8 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
     chain->unit = UINT64_MAX;
     for (unsigned i = 0; i < nr; i++)
         chain->unit = MIN(chain->unit, layer_unit(layers[i]));
-    chain->cache_bytes = cache_bytes ? cache_bytes : default_cache(layers[0]);
-    fmap_init(&chain->fmap, chain->unit, 0);
+    bound_init(&chain->bound, cache_bytes ? MAX(cache_bytes, CACHE_MIN) : default_cache(layers[0]));
+    fmap_init(&chain->fmap, chain->unit, &chain->bound);
     for (unsigned i = nr; i-- > 0;) {
         rc = chain_reserve(chain);
         if (rc < 0)
@@ -86,7 +71,6 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
         chain_free(chain);
         return err_errno(err, rc, "chain");
     }
-    chain_share_cache(chain);
     *ret = chain;
     return 0;
 }

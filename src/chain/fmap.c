@@ -2,21 +2,100 @@
  * The flattened map. Invariants:
  *
  * 1. Extents of a slice are sorted, do not overlap, are not empty and lie inside the slice.
- * 2. An extent whose epoch is not its slot's epoch is dead: never returned, replaced by inserts.
+ * 2. A slice is swept before it is looked at: an extent of a slot that was dropped since the last
+ *    sweep is never returned. Each sweep notes the count of drops, so a slot used again is clean.
  * 3. An insert takes place only if no mapping in the slice's hash class changed since the walk
  *    began (the generation noted before it), so a stale walk never enters the map.
- * 4. bytes is the sum over all slices of their fixed part and their array.
+ * 4. bytes is the sum over all slices of what they take from the heap, and the index; the bound
+ *    knows of it.
  */
 #include "chain/fmap.h"
 #include "base/bits.h"
 #include "base/check.h"
 
-#define SLICE_EXTENTS_AIM 1024u /* extents of a slice that is all fragments */
-#define SLICE_EXTENTS_MAX 8192u /* then the slice starts anew: units became smaller since */
+#define SLICE_EXTENTS_AIM 4096u                   /* extents of a slice that is all fragments */
+#define SLICE_EXTENTS_MAX (4 * SLICE_EXTENTS_AIM) /* then it starts anew: units became smaller */
 #define SLICE_BITS_MIN    19u
 #define SLICE_BITS_MAX    26u
 
-void fmap_init(struct fmap *m, uint64_t unit, uint64_t bound)
+/* ---- accounts ---- */
+
+static void account(struct fmap *m, int64_t bytes)
+{
+    m->bytes += (uint64_t)bytes;
+    m->bytes_max = MAX(m->bytes_max, m->bytes);
+    bound_add(m->bound, bytes);
+}
+
+static void account_index(struct fmap *m)
+{
+    uint64_t now = m->slices.cap ? heap_cost(m->slices.cap * sizeof(struct table_slot)) : 0;
+
+    if (now != m->index_bytes)
+        account(m, (int64_t)(now - m->index_bytes));
+    m->index_bytes = now;
+}
+
+static uint64_t array_cost(uint32_t cap)
+{
+    return cap ? heap_cost(cap * sizeof(struct fmap_extent)) : 0;
+}
+
+/* Room for so many extents; without slack when it shrinks. */
+static int slice_reserve(struct fmap *m, struct fmap_slice *s, uint32_t len, bool exactly)
+{
+    if (len <= s->cap && !exactly)
+        return 0;
+    uint32_t cap = exactly ? len : MAX(len, 2u) + len / 8;
+    struct fmap_extent *extents = reallocarray(s->extents, MAX(cap, 2u), sizeof(*extents));
+    if (!extents)
+        return -ENOMEM;
+    cap = MAX(cap, 2u);
+    s->extents = extents;
+    account(m, (int64_t)(array_cost(cap) - array_cost(s->cap)));
+    s->cap = cap;
+    return 0;
+}
+
+static void slice_free(struct fmap *m, struct fmap_slice *s)
+{
+    account(m, -(int64_t)(heap_cost(sizeof(*s)) + array_cost(s->cap)));
+    table_remove(&m->slices, s->index);
+    list_remove(&s->lru);
+    free(s->extents);
+    free(s);
+}
+
+/* ---- the bound ---- */
+
+/* The slice that was not used for longest. One that stays gives back what it has too much. */
+static bool evict_step(struct bound_member *member, bool force)
+{
+    struct fmap *m = container_of(member, struct fmap, member);
+
+    if (list_empty(&m->lru))
+        return true;
+    struct fmap_slice *s = list_entry(m->lru.next, struct fmap_slice, lru);
+    if (s == m->keep || (s->used && !force)) {
+        s->used = false;
+        list_remove(&s->lru);
+        list_push_back(&m->lru, &s->lru);
+        if (s != m->keep && s->cap > MAX(s->len, 2u))
+            (void)slice_reserve(m, s, s->len, true);
+    } else {
+        slice_free(m, s);
+    }
+    if (m->to_look > 1) {
+        m->to_look--;
+        return false;
+    }
+    table_trim(&m->slices);
+    account_index(m);
+    m->to_look = (unsigned)m->slices.used;
+    return true;
+}
+
+void fmap_init(struct fmap *m, uint64_t unit, struct bound *bound)
 {
     unsigned bits = SLICE_BITS_MIN;
 
@@ -25,21 +104,9 @@ void fmap_init(struct fmap *m, uint64_t unit, uint64_t bound)
     memset(m, 0, sizeof(*m)); /* too large for a compound literal on a coroutine's stack */
     m->slice_bits = bits;
     m->bound = bound;
+    m->member.step = evict_step;
     list_init(&m->lru);
-}
-
-static uint64_t slice_cost(const struct fmap_slice *s)
-{
-    return sizeof(*s) + 2 * sizeof(struct table_slot) + s->extents.cap * sizeof(struct fmap_extent);
-}
-
-static void slice_free(struct fmap *m, struct fmap_slice *s)
-{
-    m->bytes -= slice_cost(s);
-    table_remove(&m->slices, s->index);
-    list_remove(&s->lru);
-    vec_free(&s->extents);
-    free(s);
+    bound_join(bound, &m->member, 0);
 }
 
 void fmap_fini(struct fmap *m)
@@ -47,24 +114,54 @@ void fmap_fini(struct fmap *m)
     list_for_each_safe(it, &m->lru)
         slice_free(m, list_entry(it, struct fmap_slice, lru));
     table_fini(&m->slices);
-    vec_free(&m->epochs);
+    account_index(m);
+    vec_free(&m->dropped);
+    bound_part(m->bound, &m->member, m->bytes);
 }
+
+/* ---- layers ---- */
 
 int fmap_add_layer(struct fmap *m, unsigned slot)
 {
-    while (m->epochs.len <= slot) {
-        int rc = vec_push(&m->epochs, 1);
+    if (slot > FMAP_SLOT_MAX)
+        return -ENOMEM;
+    while (m->dropped.len <= slot) {
+        int rc = vec_push(&m->dropped, 0);
         if (rc < 0)
             return rc;
     }
-    m->epochs.data[slot]++;
+    fmap_drop_layer(m, slot);
     return 0;
 }
 
 void fmap_drop_layer(struct fmap *m, unsigned slot)
 {
-    m->epochs.data[slot]++;
+    m->dropped.data[slot] = ++m->drops;
 }
+
+/* Takes out what names a layer that was dropped since the last time. */
+static void sweep(const struct fmap *m, struct fmap_slice *s)
+{
+    uint32_t nr = 0;
+
+    for (uint32_t i = 0; i < s->len; i++)
+        if (m->dropped.data[s->extents[i].slot] <= s->swept)
+            s->extents[nr++] = s->extents[i];
+    s->len = nr;
+    s->swept = m->drops;
+}
+
+/* The slice if there is one, swept. */
+static struct fmap_slice *slice_get(const struct fmap *m, uint64_t index)
+{
+    struct fmap_slice *s = table_get(&m->slices, index);
+
+    if (s && s->swept != m->drops)
+        sweep(m, s);
+    return s;
+}
+
+/* ---- looking up ---- */
 
 uint64_t fmap_slice_end(const struct fmap *m, uint64_t off)
 {
@@ -81,21 +178,15 @@ uint32_t fmap_gen(const struct fmap *m, uint64_t off)
     return m->gens[gen_class(m, off)];
 }
 
-static bool extent_is_live(const struct fmap *m, const struct fmap_extent *e)
+/* Index of the first extent that ends behind this grain. */
+static uint32_t find_extent(const struct fmap_slice *s, uint32_t grain)
 {
-    return e->epoch == m->epochs.data[e->slot];
-}
-
-/* Index of the first extent that ends behind rel. */
-static size_t find_extent(const struct fmap_slice *s, uint32_t rel)
-{
-    size_t lo = 0, hi = s->extents.len;
+    uint32_t lo = 0, hi = s->len;
 
     while (lo < hi) {
-        size_t mid = (lo + hi) / 2;
-        const struct fmap_extent *e = &s->extents.data[mid];
+        uint32_t mid = (lo + hi) / 2;
 
-        if (e->rel + e->len <= rel)
+        if (s->extents[mid].last < grain)
             lo = mid + 1;
         else
             hi = mid;
@@ -103,50 +194,40 @@ static size_t find_extent(const struct fmap_slice *s, uint32_t rel)
     return lo;
 }
 
+static uint32_t grain_of(const struct fmap *m, uint64_t off)
+{
+    return (uint32_t)((off & ((1ull << m->slice_bits) - 1)) / FMAP_GRAIN);
+}
+
 bool fmap_lookup(struct fmap *m, uint64_t off, struct fmap_entry *ret)
 {
-    uint32_t rel = (uint32_t)(off & ((1ull << m->slice_bits) - 1));
-    struct fmap_slice *s = table_get(&m->slices, off >> m->slice_bits);
+    uint32_t grain = grain_of(m, off);
+    struct fmap_slice *s = slice_get(m, off >> m->slice_bits);
+    uint32_t i = s ? find_extent(s, grain) : 0;
 
-    if (s) {
-        size_t i = find_extent(s, rel);
-        const struct fmap_extent *e = &s->extents.data[i];
-
-        if (i < s->extents.len && e->rel <= rel && extent_is_live(m, e)) {
-            uint32_t front = rel - e->rel;
-
-            s->used = true;
-            *ret = (struct fmap_entry){e->kind, e->slot, off, e->len - front,
-                                       e->kind == FMAP_DATA ? e->host_off + front : 0};
-            m->hits++;
-            return true;
-        }
+    if (!s || i >= s->len || s->extents[i].first > grain) {
+        m->misses++;
+        return false;
     }
-    m->misses++;
-    return false;
+    const struct fmap_extent *e = &s->extents[i];
+    uint64_t front = (uint64_t)(grain - e->first) * FMAP_GRAIN + off % FMAP_GRAIN;
+    *ret = (struct fmap_entry){
+        .kind = (enum fmap_kind)e->kind,
+        .slot = e->slot,
+        .guest_off = off,
+        .len = (uint64_t)(e->last + 1u - e->first) * FMAP_GRAIN - front,
+        .host_off = e->kind == FMAP_DATA ? (uint64_t)e->host * FMAP_GRAIN + front : 0,
+    };
+    s->used = true;
+    m->hits++;
+    return true;
 }
 
-/* Frees slices that were not used lately until the bound holds; never `keep`. */
-static void evict(struct fmap *m, const struct fmap_slice *keep)
-{
-    unsigned chances = 0;
-
-    while (m->bytes > m->bound && m->slices.used > 1) {
-        struct fmap_slice *s = list_entry(m->lru.next, struct fmap_slice, lru);
-
-        if (s == keep || (s->used && chances++ < 64)) {
-            s->used = false;
-            list_remove(&s->lru);
-            list_push_back(&m->lru, &s->lru);
-            continue;
-        }
-        slice_free(m, s);
-    }
-}
+/* ---- changing ---- */
 
 static struct fmap_slice *slice_make(struct fmap *m, uint64_t index)
 {
-    struct fmap_slice *s = table_get(&m->slices, index);
+    struct fmap_slice *s = slice_get(m, index);
 
     if (s)
         return s;
@@ -156,134 +237,137 @@ static struct fmap_slice *slice_make(struct fmap *m, uint64_t index)
         return NULL;
     }
     s->index = index;
+    s->swept = m->drops;
     list_push_back(&m->lru, &s->lru);
-    m->bytes += slice_cost(s);
+    account(m, (int64_t)heap_cost(sizeof(*s)));
+    account_index(m);
     return s;
 }
 
 /* Replaces extents [from, to) by nr new ones. -ENOMEM: nothing changed. */
-static int splice(struct fmap *m, struct fmap_slice *s, size_t from, size_t to,
-                  const struct fmap_extent *add, size_t nr)
+static int splice(struct fmap *m, struct fmap_slice *s, uint32_t from, uint32_t to,
+                  const struct fmap_extent *add, uint32_t nr)
 {
-    size_t len = s->extents.len - (to - from) + nr;
-    uint64_t cost = slice_cost(s);
-    int rc = vec_reserve(&s->extents, len);
+    uint32_t len = s->len - (to - from) + nr;
+    int rc = slice_reserve(m, s, len, false);
 
-    m->bytes += slice_cost(s) - cost;
     if (rc < 0)
         return rc;
-    memmove(s->extents.data + from + nr, s->extents.data + to,
-            (s->extents.len - to) * sizeof(*add));
+    memmove(s->extents + from + nr, s->extents + to, (s->len - to) * sizeof(*add));
     if (nr)
-        memcpy(s->extents.data + from, add, nr * sizeof(*add));
-    s->extents.len = len;
+        memcpy(s->extents + from, add, nr * sizeof(*add));
+    s->len = len;
     return 0;
 }
 
-static struct fmap_extent cut_front(struct fmap_extent e, uint32_t new_rel)
+static struct fmap_extent cut_front(struct fmap_extent e, uint32_t first)
 {
-    uint32_t by = new_rel - e.rel;
-
-    e.rel += by;
-    e.len -= by;
     if (e.kind == FMAP_DATA)
-        e.host_off += by;
+        e.host += first - e.first;
+    e.first = first & 0x1ffff;
     return e;
 }
 
-/* Cuts [rel, rel + len) out of the slice and puts `in` there, if given. */
-static int replace_range(struct fmap *m, struct fmap_slice *s, uint32_t rel, uint32_t len,
+/* Cuts grains [first, last] out of the slice and puts `in` there, if given. */
+static int replace_range(struct fmap *m, struct fmap_slice *s, uint32_t first, uint32_t last,
                          const struct fmap_extent *in)
 {
     struct fmap_extent add[3];
-    size_t nr = 0, from = find_extent(s, rel), to = from;
-    uint32_t end = rel + len;
+    uint32_t nr = 0, from = find_extent(s, first), to = from;
 
-    while (to < s->extents.len && s->extents.data[to].rel < end)
+    while (to < s->len && s->extents[to].first <= last)
         to++;
-    if (from < to && s->extents.data[from].rel < rel) {
-        add[nr] = s->extents.data[from];
-        add[nr].len = rel - add[nr].rel;
-        nr++;
+    if (from < to && s->extents[from].first < first) {
+        add[nr] = s->extents[from];
+        add[nr++].last = (first - 1) & 0x1ffff;
     }
     if (in)
         add[nr++] = *in;
-    if (from < to) {
-        const struct fmap_extent *last = &s->extents.data[to - 1];
-
-        if (last->rel + last->len > end)
-            add[nr++] = cut_front(*last, end);
-    }
+    if (from < to && s->extents[to - 1].last > last)
+        add[nr++] = cut_front(s->extents[to - 1], last + 1);
     if (from == to && nr == 0)
         return 0;
     return splice(m, s, from, to, add, nr);
 }
 
-static void slice_clear(struct fmap_slice *s)
-{
-    s->extents.len = 0;
-}
-
 static bool can_merge(const struct fmap_extent *a, const struct fmap_extent *b)
 {
-    return a->slot == b->slot && a->epoch == b->epoch && a->kind == b->kind &&
-           a->rel + a->len == b->rel &&
-           (a->kind != FMAP_DATA || a->host_off + a->len == b->host_off);
+    return a->slot == b->slot && a->kind == b->kind && a->last + 1u == b->first &&
+           (a->kind != FMAP_DATA || a->host + (b->first - a->first) == b->host);
 }
 
 /* Joins extent i with the next one where they say the same. */
-static bool merge_next(struct fmap_slice *s, size_t i)
+static void merge_next(struct fmap_slice *s, uint32_t i)
 {
-    if (i + 1 >= s->extents.len || !can_merge(&s->extents.data[i], &s->extents.data[i + 1]))
+    if (i + 1 >= s->len || !can_merge(&s->extents[i], &s->extents[i + 1]))
+        return;
+    s->extents[i].last = s->extents[i + 1].last;
+    memmove(s->extents + i + 1, s->extents + i + 2, (s->len - i - 2) * sizeof(*s->extents));
+    s->len--;
+}
+
+/* e, up to `end`, as it is kept; false: it does not lie on grains, or too far away. */
+static bool make_extent(const struct fmap *m, const struct fmap_entry *e, uint64_t end,
+                        struct fmap_extent *ret)
+{
+    uint64_t host = e->kind == FMAP_DATA ? e->host_off : 0;
+
+    if ((e->guest_off | host) % FMAP_GRAIN || end - e->guest_off < FMAP_GRAIN || host >> 56)
         return false;
-    s->extents.data[i].len += s->extents.data[i + 1].len;
-    vec_remove_at(&s->extents, i + 1);
+    uint32_t first = grain_of(m, e->guest_off);
+    uint32_t nr = (uint32_t)((end - e->guest_off) / FMAP_GRAIN); /* the rest is asked for again */
+    *ret = (struct fmap_extent){
+        .last = (first + nr - 1) & 0x1ffff,
+        .host = host / FMAP_GRAIN & ((1ull << 47) - 1),
+        .first = first & 0x1ffff,
+        .slot = e->slot & FMAP_SLOT_MAX,
+        .kind = (unsigned)e->kind & 7,
+    };
+    return true;
+}
+
+static bool insert_extent(struct fmap *m, struct fmap_slice *s, const struct fmap_extent *in)
+{
+    if (s->len > SLICE_EXTENTS_MAX)
+        s->len = 0;
+    if (replace_range(m, s, in->first, in->last, in) < 0)
+        return false;
+    uint32_t i = find_extent(s, in->first);
+    merge_next(s, i);
+    if (i > 0)
+        merge_next(s, i - 1);
+    s->used = true;
     return true;
 }
 
 bool fmap_insert(struct fmap *m, uint32_t gen, const struct fmap_entry *e)
 {
     uint64_t end = MIN(e->guest_off + e->len, fmap_slice_end(m, e->guest_off));
+    struct fmap_extent in;
 
     if (gen != fmap_gen(m, e->guest_off)) {
         m->stale_inserts++;
         if (!m->insert_unchecked)
             return false;
     }
-    struct fmap_slice *s = slice_make(m, e->guest_off >> m->slice_bits);
-    if (!s)
+    if (!make_extent(m, e, end, &in))
         return false;
-    if (s->extents.len > SLICE_EXTENTS_MAX)
-        slice_clear(s);
-    struct fmap_extent in = {
-        .rel = (uint32_t)(e->guest_off & ((1ull << m->slice_bits) - 1)),
-        .len = (uint32_t)(end - e->guest_off),
-        .epoch = m->epochs.data[e->slot],
-        .slot = (uint16_t)e->slot,
-        .kind = (uint16_t)e->kind,
-        .host_off = e->kind == FMAP_DATA ? e->host_off : 0,
-    };
-    if (replace_range(m, s, in.rel, in.len, &in) < 0)
-        return false;
-    size_t i = find_extent(s, in.rel);
-    merge_next(s, i);
-    if (i > 0)
-        merge_next(s, i - 1);
-    s->used = true;
-    evict(m, s);
-    m->bytes_max = MAX(m->bytes_max, m->bytes);
-    return true;
+    m->keep = slice_make(m, e->guest_off >> m->slice_bits);
+    bool done = m->keep && insert_extent(m, m->keep, &in);
+    bound_make_room(m->bound, 0);
+    m->keep = NULL;
+    return done;
 }
 
 /* Entries of one slice; without memory to split an extent the whole slice goes. */
 static void forget_in_slice(struct fmap *m, struct fmap_slice *s, uint64_t off, uint64_t end)
 {
     uint64_t start = s->index << m->slice_bits;
-    uint32_t rel = (uint32_t)(MAX(off, start) - start);
-    uint64_t stop = MIN(end, start + (1ull << m->slice_bits)) - start;
+    uint64_t from = MAX(off, start) - start, to = MIN(end - start, 1ull << m->slice_bits);
 
-    if (replace_range(m, s, rel, (uint32_t)(stop - rel), NULL) < 0)
-        slice_clear(s);
+    if (replace_range(m, s, (uint32_t)(from / FMAP_GRAIN), (uint32_t)((to - 1) / FMAP_GRAIN),
+                      NULL) < 0)
+        s->len = 0;
 }
 
 void fmap_forget(struct fmap *m, uint64_t off, uint64_t len)
@@ -304,25 +388,26 @@ void fmap_forget(struct fmap *m, uint64_t off, uint64_t len)
         return;
     }
     for (uint64_t i = first; i <= last; i++) {
-        struct fmap_slice *s = table_get(&m->slices, i);
+        struct fmap_slice *s = slice_get(m, i);
         if (s)
             forget_in_slice(m, s, off, off + len);
     }
 }
 
-/* Everything known of the slice's part [rel, rel + len) is data of `slot` at host_off. */
-static bool slice_agrees(const struct fmap *m, const struct fmap_slice *s, uint32_t rel,
-                         uint32_t len, unsigned slot, uint64_t host_off)
+/* Everything known of the range in the slice is data of `slot` at host_off. */
+static bool slice_agrees(const struct fmap *m, const struct fmap_slice *s, uint64_t off,
+                         uint64_t len, unsigned slot, uint64_t host_off)
 {
-    for (size_t i = find_extent(s, rel); i < s->extents.len; i++) {
-        const struct fmap_extent *e = &s->extents.data[i];
+    uint32_t first = grain_of(m, off), last = first + (uint32_t)(len / FMAP_GRAIN) - 1;
+    uint64_t host = host_off / FMAP_GRAIN;
 
-        if (e->rel >= rel + len)
-            break;
-        if (!extent_is_live(m, e))
-            continue;
-        /* host offset of rel as this extent has it; wraps alike on both sides */
-        if (e->slot != slot || e->kind != FMAP_DATA || e->host_off - e->rel != host_off - rel)
+    if ((off | len | host_off) % FMAP_GRAIN)
+        return false;
+    for (uint32_t i = find_extent(s, first); i < s->len && s->extents[i].first <= last; i++) {
+        const struct fmap_extent *e = &s->extents[i];
+
+        /* host place of the slice's start as each side has it; wraps alike on both */
+        if (e->slot != slot || e->kind != FMAP_DATA || (uint64_t)e->host - e->first != host - first)
             return false;
     }
     return true;
@@ -332,11 +417,10 @@ void fmap_confirm(struct fmap *m, uint64_t off, uint64_t len, unsigned slot, uin
 {
     while (len > 0) {
         uint64_t n = MIN(len, fmap_slice_end(m, off) - off);
-        uint32_t rel = (uint32_t)(off & ((1ull << m->slice_bits) - 1));
-        struct fmap_slice *s = table_get(&m->slices, off >> m->slice_bits);
+        struct fmap_slice *s = slice_get(m, off >> m->slice_bits);
 
         m->gens[gen_class(m, off)]++;
-        if (s && !slice_agrees(m, s, rel, (uint32_t)n, slot, host_off))
+        if (s && !slice_agrees(m, s, off, n, slot, host_off))
             forget_in_slice(m, s, off, off + n);
         off += n;
         host_off += n;
@@ -346,21 +430,21 @@ void fmap_confirm(struct fmap *m, uint64_t off, uint64_t len, unsigned slot, uin
 
 void fmap_check_invariants(const struct fmap *m)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = m->index_bytes;
 
     for (struct list *it = m->lru.next; it != &m->lru; it = it->next) {
         const struct fmap_slice *s = list_entry(it, struct fmap_slice, lru);
         uint64_t end = 0;
 
-        for (size_t i = 0; i < s->extents.len; i++) {
-            const struct fmap_extent *e = &s->extents.data[i];
+        for (uint32_t i = 0; i < s->len; i++) {
+            const struct fmap_extent *e = &s->extents[i];
 
-            CHECK_THAT(e->len > 0 && e->rel >= end && e->slot < m->epochs.len);
-            end = (uint64_t)e->rel + e->len;
+            CHECK_THAT(e->first >= end && e->last >= e->first && e->slot < m->dropped.len);
+            end = e->last + 1u;
         }
-        CHECK_THAT(end <= 1ull << m->slice_bits);
+        CHECK_THAT(end * FMAP_GRAIN <= 1ull << m->slice_bits && s->len <= s->cap);
         CHECK_THAT(table_get(&m->slices, s->index) == s);
-        bytes += slice_cost(s);
+        bytes += heap_cost(sizeof(*s)) + array_cost(s->cap);
     }
-    CHECK_THAT(bytes == m->bytes);
+    CHECK_THAT(bytes == m->bytes && m->bytes <= m->bound->bytes);
 }

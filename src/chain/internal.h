@@ -7,6 +7,7 @@
 #include "chain/chain.h"
 #include "chain/fmap.h"
 #include "chain/merge.h"
+#include "qcow2/bound.h"
 #include "rt/wait.h"
 
 #define CHAIN_DEPTH_MAX 1024u
@@ -41,7 +42,7 @@ struct chain {
     VEC(struct layer *) slots;  /* by slot; NULL: free */
     bool keeps_ack;             /* whatever layer is the top has a journal */
     bool writable;
-    uint64_t cache_bytes; /* bound of the map and all layers' metadata together */
+    struct bound bound;   /* of the map and all layers' metadata together */
     uint64_t unit;        /* bytes of the smallest (sub)cluster */
     struct fmap fmap;
     struct gate gate;          /* guest requests */
@@ -85,8 +86,6 @@ static inline struct layer *chain_top(const struct chain *chain)
 
 /* ---- chain.c ---- */
 void chain_free(struct chain *chain); /* no layers left in it */
-/* Divides the bound anew; after every change of shape. */
-void chain_share_cache(struct chain *chain);
 
 /* ---- pivot.c ---- */
 /* Attaches a layer at the given index: slot, links, unit. Room was reserved by chain_reserve. */

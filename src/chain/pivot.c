@@ -58,6 +58,8 @@ void chain_attach(struct chain *chain, unsigned index, struct layer *layer)
     layer->chain = chain;
     chain->slots.data[layer->slot] = layer;
     chain->unit = MIN(chain->unit, layer_unit(layer));
+    if (layer->image)
+        image_share_bound(layer->image, &chain->bound);
     memmove(chain->layers.data + index + 1, chain->layers.data + index,
             (nr - index) * sizeof(*chain->layers.data));
     chain->layers.data[index] = layer;
@@ -69,6 +71,8 @@ void chain_detach(struct chain *chain, struct layer *layer)
 {
     DEBUG_CHECK(layer->chain == chain);
     fmap_drop_layer(&chain->fmap, layer->slot);
+    if (layer->image)
+        image_share_bound(layer->image, NULL);
     chain->slots.data[layer->slot] = NULL;
     vec_remove_at(&chain->layers, layer->index);
     layer->chain = NULL;
@@ -160,7 +164,6 @@ SUSPENDS static int push_drained(struct chain *chain, struct layer *layer, struc
     if (rc < 0)
         return rc;
     chain_attach(chain, 0, layer);
-    chain_share_cache(chain);
     chain->stats.pivots++;
     return 0;
 }
@@ -216,7 +219,6 @@ struct layer *chain_cut(struct chain *chain, struct layer *first, struct layer *
     if (chain->layers.len == 1)
         fmap_drop_layer(&chain->fmap, chain_top(chain)->slot);
     chain->writable = chain_top(chain)->writable;
-    chain_share_cache(chain);
     return first;
 }
 

@@ -5,43 +5,58 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
-/* What a slice costs beside its table: itself, the heap's word, its part of the index. */
-#define SLICE_COST (sizeof(struct slice) + 16 + 2 * sizeof(struct table_slot))
-/* The hand looks at so many slices for one load, then lets the cache grow. */
-#define CLOCK_STEPS 64u
 /* Slices read at once, and for how many useless such reads in a row it is kept up. */
 #define GROUP_SLICES 16ull
 #define GROUP_SCORE  4
 #define GROUP_RETRY  64u
-
-/* ---- tables of slices ---- */
-
-static void *table_new(const struct image *img)
-{
-    return img->slice_bytes == BUF_ALIGN ? buf_get(BUF_ALIGN)
-                                         : aligned_alloc(img->slice_bytes, img->slice_bytes);
-}
-
-static void table_free(const struct image *img, void *table)
-{
-    if (img->slice_bytes == BUF_ALIGN)
-        buf_put(table, BUF_ALIGN);
-    else
-        free(table);
-}
 
 static unsigned slice_entries(const struct image *img)
 {
     return 1u << img->slice_bits;
 }
 
+/* ---- accounts ---- */
+
 static void account(struct cache *c, int64_t bytes)
 {
     c->bytes += (uint64_t)bytes;
     c->bytes_max = MAX(c->bytes_max, c->bytes);
+    bound_add(c->bound, bytes);
 }
 
-/* ---- compact forms ---- */
+/* After every change of the index. */
+static void account_index(struct cache *c)
+{
+    uint64_t now = c->index.cap ? heap_cost(c->index.cap * sizeof(struct table_slot)) : 0;
+
+    if (now == c->index_bytes)
+        return;
+    account(c, (int64_t)(now - c->index_bytes));
+    c->index_bytes = now;
+}
+
+/* Tables that are always in memory, as long as they are now. */
+static void account_fixed(struct image *img)
+{
+    struct cache *c = &img->cache;
+    uint64_t slots = img->meta.cap + img->meta_chunks.cap;
+    uint64_t now = (img->hdr.l1_entries + img->reftable_entries) * sizeof(uint64_t) +
+                   slots * sizeof(struct table_slot);
+
+    if (now != c->fixed_bytes)
+        bound_add_fixed(c->bound, (int64_t)(now - c->fixed_bytes));
+    c->fixed_bytes = now;
+}
+
+/* What a slice has beside its descriptor. */
+static uint64_t content_cost(const struct image *img, const struct slice *s)
+{
+    if (s->form == SLICE_TABLE)
+        return s->table ? heap_cost(img->slice_bytes) : 0;
+    return s->form == SLICE_PACKED ? heap_cost(s->packed->len) : 0;
+}
+
+/* ---- forms ---- */
 
 /* All words of the table alike (in units of 8 or 16 bytes)? */
 static bool is_uniform(const void *table, size_t unit, size_t len)
@@ -81,31 +96,51 @@ static enum slice_form compact_form(const struct image *img, uint64_t key, const
     return is_uniform(table, hdr->l2_entry_size, img->slice_bytes) ? SLICE_SAME : SLICE_TABLE;
 }
 
-static void set_compact(const struct image *img, struct slice *s, const void *table,
-                        enum slice_form form, enum cluster_kind kind)
+static void set_first(const struct image *img, struct slice *s, const void *table,
+                      enum slice_form form, enum cluster_kind kind)
 {
     if (s->key & SLICE_REFCOUNT)
         memcpy(&s->first.word, table, 8);
     else
         s->first = l2_get(&img->hdr, table, 0);
-    s->form = (uint8_t)form;
+    s->table = NULL;
+    s->form = (uint8_t)(form & 15);
     s->kind = (uint8_t)kind;
+}
+
+/* The smallest form that content can take; false: that is a table. */
+static bool set_small(struct image *img, struct slice *s, const void *content)
+{
+    enum cluster_kind kind = CLUSTER_UNALLOCATED;
+    enum slice_form form = compact_form(img, s->key, content, &kind);
+
+    if (form != SLICE_TABLE) {
+        set_first(img, s, content, form, kind);
+        return true;
+    }
+    struct packed_slice *packed =
+        s->key & SLICE_REFCOUNT ? NULL : pack_slice(&img->hdr, content, slice_entries(img));
+    if (!packed)
+        return false;
+    s->packed = packed;
+    s->form = SLICE_PACKED;
+    img->cache.packed++;
+    account(&img->cache, (int64_t)heap_cost(packed->len));
+    return true;
 }
 
 void cache_compact(struct image *img, struct slice *s)
 {
-    enum cluster_kind kind = CLUSTER_UNALLOCATED;
-
     if (s->pins || s->form != SLICE_TABLE || s->state != SLICE_READY || !slice_is_clean(s) ||
-        !list_empty(&s->dirty) || s->suspect)
+        !list_empty(&s->dirty) || s->suspect || s->stays_table)
         return;
-    enum slice_form form = compact_form(img, s->key, s->table, &kind);
-    if (form == SLICE_TABLE)
+    void *table = s->table;
+    if (!set_small(img, s, table)) {
+        s->stays_table = true;
         return;
-    set_compact(img, s, s->table, form, kind);
-    table_free(img, s->table);
-    s->table = NULL;
-    account(&img->cache, -(int64_t)img->slice_bytes);
+    }
+    free(table);
+    account(&img->cache, -(int64_t)heap_cost(img->slice_bytes));
 }
 
 static void fill_table(const struct image *img, const struct slice *s, void *table)
@@ -119,18 +154,30 @@ static void fill_table(const struct image *img, const struct slice *s, void *tab
         l2_put(&img->hdr, table, i, slice_entry(&img->hdr, s, i));
 }
 
+/* Takes `table`. */
+static void set_table(struct image *img, struct slice *s, void *table)
+{
+    s->table = table;
+    s->form = SLICE_TABLE;
+    s->stays_table = false;
+    account(&img->cache, (int64_t)heap_cost(img->slice_bytes));
+}
+
 int cache_expand(struct image *img, struct slice *s)
 {
     DEBUG_CHECK(s->pins && s->state == SLICE_READY);
     if (s->form == SLICE_TABLE)
         return 0;
-    void *table = table_new(img);
+    void *table = malloc(img->slice_bytes);
     if (!table)
         return -ENOMEM;
     fill_table(img, s, table);
-    s->table = table;
-    s->form = SLICE_TABLE;
-    account(&img->cache, (int64_t)img->slice_bytes);
+    if (s->form == SLICE_PACKED) {
+        account(&img->cache, -(int64_t)heap_cost(s->packed->len));
+        img->cache.packed--;
+        free(s->packed);
+    }
+    set_table(img, s, table);
     return 0;
 }
 
@@ -145,30 +192,33 @@ static struct slice *slice_new(struct image *img, uint64_t key)
         return NULL;
     s->key = key;
     list_init(&s->dirty);
-    wait_queue_init(&s->loaded);
     if (table_put(&c->index, key, s) < 0) {
         free(s);
         return NULL;
     }
-    list_push_back(&c->ring, &s->clock);
-    account(c, SLICE_COST);
+    account(c, (int64_t)heap_cost(sizeof(*s)));
+    account_index(c);
     return s;
 }
 
+/* It is out of the index. */
 static void slice_free(struct image *img, struct slice *s)
 {
     struct cache *c = &img->cache;
 
-    DEBUG_CHECK(list_empty(&s->loaded.waiters));
-    if (s->table)
-        account(c, -(int64_t)img->slice_bytes);
-    account(c, -(int64_t)SLICE_COST);
+    account(c, -(int64_t)(content_cost(img, s) + heap_cost(sizeof(*s))));
     if (!list_empty(&s->dirty))
         c->dirty_bytes -= img->slice_bytes;
     list_remove(&s->dirty);
-    list_remove(&s->clock);
-    table_free(img, s->table);
+    c->packed -= s->form == SLICE_PACKED;
+    free(s->table); /* or what is packed */
     free(s);
+}
+
+static void slice_remove(struct image *img, struct slice *s)
+{
+    table_remove(&img->cache.index, s->key);
+    slice_free(img, s);
 }
 
 static bool is_evictable(const struct slice *s)
@@ -176,33 +226,37 @@ static bool is_evictable(const struct slice *s)
     return !s->pins && s->state == SLICE_READY && slice_is_clean(s) && list_empty(&s->dirty);
 }
 
-/* One turn of the hand. */
-static void clock_step(struct image *img)
+/* The hand's next slice: it goes if it was not used, or loses its table if it can. */
+static bool clock_step(struct bound_member *m, bool force)
 {
-    struct cache *c = &img->cache;
-    struct slice *s = list_entry(c->ring.next, struct slice, clock);
+    struct cache *c = container_of(m, struct cache, member);
+    struct image *img = container_of(c, struct image, cache);
 
-    if (is_evictable(s) && !s->used) {
-        table_remove(&c->index, s->key);
-        slice_free(img, s);
-        return;
+    while (c->hand < c->index.cap && !c->index.slots[c->hand].value)
+        c->hand++;
+    if (c->hand >= c->index.cap) {
+        c->hand = 0;
+        table_trim(&c->index);
+        account_index(c);
+        return true;
+    }
+    struct slice *s = c->index.slots[c->hand].value;
+    if (is_evictable(s) && (force || !s->used)) {
+        slice_remove(img, s); /* another one may have moved to the hand */
+        return false;
     }
     s->used = false;
-    list_remove(&s->clock);
-    list_push_back(&c->ring, &s->clock);
+    cache_compact(img, s);
+    c->hand++;
+    return false;
 }
 
 /* Never waits: a load inside a flush or under alloc_lock must not wait for a flush. */
 static void make_room(struct image *img)
 {
-    struct cache *c = &img->cache;
-    uint64_t need = SLICE_COST + img->slice_bytes;
-
-    for (unsigned i = 0; i < CLOCK_STEPS && c->bytes + need > c->limit; i++) {
-        if (list_empty(&c->ring))
-            return;
-        clock_step(img);
-    }
+    account_fixed(img);
+    bound_make_room(img->cache.bound,
+                    heap_cost(sizeof(struct slice)) + heap_cost(img->slice_bytes));
 }
 
 uint64_t cache_disk_off(const struct image *img, uint64_t key)
@@ -246,16 +300,14 @@ static int fill(struct image *img, struct slice *s, const void *content)
     enum slice_form form = compact_form(img, s->key, content, &kind);
 
     s->suspect = !(s->key & SLICE_REFCOUNT) && !is_sane(img, content, form);
-    if (form != SLICE_TABLE && !s->suspect) {
-        set_compact(img, s, content, form, kind);
+    if (!s->suspect && set_small(img, s, content))
         return 0;
-    }
-    s->table = table_new(img);
-    if (!s->table)
+    void *table = malloc(img->slice_bytes);
+    if (!table)
         return -ENOMEM;
-    memcpy(s->table, content, img->slice_bytes);
-    s->form = SLICE_TABLE;
-    account(&img->cache, (int64_t)img->slice_bytes);
+    memcpy(table, content, img->slice_bytes);
+    set_table(img, s, table);
+    s->stays_table = true;
     return 0;
 }
 
@@ -269,8 +321,8 @@ static uint64_t group_slices(const struct image *img, uint64_t key)
     return MIN(GROUP_SLICES, 1ull << bits);
 }
 
-/* A neighbour read on the way: always if it costs a descriptor alone, as a table while there is
- * plenty of room. */
+/* A neighbour read on the way: while there is room if it costs a descriptor alone, while there is
+ * plenty of it else. */
 static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
 {
     struct cache *c = &img->cache;
@@ -279,7 +331,7 @@ static bool keep_neighbour(struct image *img, uint64_t key, const void *content)
     if (table_get(&c->index, key))
         return false;
     bool compact = compact_form(img, key, content, &kind) != SLICE_TABLE;
-    if (c->bytes + SLICE_COST + (compact ? 0 : img->slice_bytes) > c->limit / 4 * 3)
+    if (bound_left(c->bound) < c->bound->limit / (compact ? 16 : 4))
         return false;
     struct slice *s = slice_new(img, key);
     if (!s)
@@ -338,31 +390,35 @@ SUSPENDS static int load(struct image *img, struct slice *s)
         img->cache.group_score = MAX(img->cache.group_score, 1);
         return load_group(img, s, nr);
     }
-    void *content = table_new(img);
+    void *content = buf_get(img->slice_bytes);
     int rc = content ? blk_read(img->blk, cache_disk_off(img, s->key), content, img->slice_bytes)
                      : -ENOMEM;
     if (rc == 0)
         lay_over(img, s->key, content, 1);
     if (rc == 0)
         rc = fill(img, s, content);
-    table_free(img, content);
+    buf_put(content, img->slice_bytes);
     return rc;
 }
 
 /* The caller's pin keeps the slice over the wait. */
 SUSPENDS static int load_new(struct image *img, uint64_t key, struct slice **ret)
 {
+    struct wait_queue loaded;
+
     make_room(img);
     struct slice *s = slice_new(img, key);
     if (!s)
         return -ENOMEM;
     img->cache.misses++;
+    wait_queue_init(&loaded);
+    s->loaded = &loaded;
     s->pins = 1;
-    int rc = load(img, s);
+    int rc = load(img, s); /* its last step replaces s->loaded, and waits no more */
     s->state = rc < 0 ? SLICE_FAILED : SLICE_READY;
     if (rc < 0)
         table_remove(&img->cache.index, key);
-    wait_queue_wake_all(&s->loaded);
+    wait_queue_wake_all(&loaded);
     *ret = s;
     return rc;
 }
@@ -393,7 +449,7 @@ int cache_get(struct image *img, uint64_t key, struct slice **ret)
         s->pins++;
         img->cache.hits++;
         while (s->state == SLICE_LOADING)
-            wait_queue_sleep(&s->loaded);
+            wait_queue_sleep(s->loaded);
         if (s->state == SLICE_FAILED) {
             cache_put(img, s);
             return -EIO;
@@ -437,14 +493,17 @@ void cache_drop(struct image *img, uint64_t key)
 void cache_drop_all(struct image *img)
 {
     struct cache *c = &img->cache;
+    struct table_slot *slot;
 
-    while (!list_empty(&c->ring)) {
-        struct slice *s = list_entry(c->ring.next, struct slice, clock);
+    for (size_t pos = 0; (slot = table_next(&c->index, &pos));) {
+        struct slice *s = slot->value;
 
         DEBUG_CHECK(!s->pins);
-        table_remove(&c->index, s->key);
         slice_free(img, s);
     }
+    table_fini(&c->index);
+    c->hand = 0;
+    account_index(c);
 }
 
 /* ---- dirt ---- */
@@ -456,24 +515,41 @@ void cache_mark_dirty(struct image *img, struct slice *s, unsigned off, unsigned
     DEBUG_CHECK(s->form == SLICE_TABLE && len > 0 && off + len <= img->slice_bytes);
     unsigned first = off / SLICE_SECTOR, last = (off + len - 1) / SLICE_SECTOR;
     s->dirty_sectors |= (uint8_t)mask32(first, last - first + 1);
+    s->stays_table = false;
     if (s->key & SLICE_REFCOUNT || !list_empty(&s->dirty))
         return;
     list_push_back(&c->dirty, &s->dirty);
     c->dirty_bytes += img->slice_bytes;
 }
 
-int cache_init(struct image *img, uint64_t limit)
+void cache_init(struct image *img)
 {
     struct cache *c = &img->cache;
 
-    *c = (struct cache){.limit = MAX(limit, 64 * KIB), .group_score = GROUP_SCORE};
-    list_init(&c->ring);
+    *c = (struct cache){.group_score = GROUP_SCORE, .member.step = clock_step};
     list_init(&c->dirty);
-    return 0;
+    bound_init(&c->own, CACHE_BYTES_MIN);
+    c->bound = &c->own;
+    bound_join(c->bound, &c->member, 0);
+}
+
+void cache_set_bound(struct image *img, struct bound *bound)
+{
+    struct cache *c = &img->cache;
+
+    bound_add_fixed(c->bound, -(int64_t)c->fixed_bytes);
+    bound_part(c->bound, &c->member, c->bytes);
+    c->fixed_bytes = 0;
+    c->bound = bound ? bound : &c->own;
+    bound_join(c->bound, &c->member, c->bytes);
+    account_fixed(img);
 }
 
 void cache_fini(struct image *img)
 {
+    struct cache *c = &img->cache;
+
     cache_drop_all(img);
-    table_fini(&img->cache.index);
+    bound_add_fixed(c->bound, -(int64_t)c->fixed_bytes);
+    bound_part(c->bound, &c->member, c->bytes);
 }

@@ -30,9 +30,9 @@ struct blk *image_blk(const struct image *img)
     return img->blk;
 }
 
-void image_set_cache_bytes(struct image *img, uint64_t bytes)
+void image_share_bound(struct image *img, struct bound *bound)
 {
-    img->cache.limit = MAX(bytes, 64 * KIB);
+    cache_set_bound(img, bound);
 }
 
 uint64_t image_len(const struct image *img)
@@ -300,7 +300,7 @@ static struct image *image_new(struct blk *blk, const struct image_opts *opts)
     list_init(&img->reqs);
     co_mutex_init(&img->l1_lock, RANK_L1);
     co_mutex_init(&img->alloc_lock, RANK_ALLOC);
-    cache_init(img, 0);
+    cache_init(img);
     wait_queue_init(&img->flush_wait);
     wait_queue_init(&img->journal_room);
     return img;
@@ -347,8 +347,8 @@ int image_open(struct blk *blk, const struct image_opts *opts, struct image **re
         return rc;
     init_geometry(img);
     img->corrupt = img->hdr.incompatible & QCOW2_INCOMPAT_CORRUPT;
-    img->cache.limit =
-        MAX(opts->cache_bytes ? opts->cache_bytes : default_cache_bytes(&img->hdr), 64 * KIB);
+    img->cache.own.limit = MAX(
+        opts->cache_bytes ? opts->cache_bytes : default_cache_bytes(&img->hdr), CACHE_BYTES_MIN);
     if (!opts->writable && !opts->no_open_checks)
         rc = ack_view(&img->ack, opts->journal_dir, blk, &img->hdr, &img->view, err);
     if (rc < 0)

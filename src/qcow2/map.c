@@ -97,6 +97,12 @@ static uint64_t len_in_slice(const struct image *img, uint64_t guest_off, uint64
     return MIN(len, slice_end(img, guest_off) - guest_off);
 }
 
+/* All of its entries say the same: one answer for what is left of it. */
+static bool is_descriptor(const struct slice *slice)
+{
+    return slice->form == SLICE_SAME || slice->form == SLICE_LINEAR;
+}
+
 static void map_in_compact(const struct image *img, const struct slice *slice, uint64_t guest_off,
                            uint64_t len, struct extent *ret)
 {
@@ -114,7 +120,7 @@ int map_in_slice(struct image *img, const struct slice *slice, uint64_t guest_of
 {
     struct l2_entry e;
 
-    if (slice->form != SLICE_TABLE) {
+    if (is_descriptor(slice)) {
         map_in_compact(img, slice, guest_off, len, ret);
         return 0;
     }
@@ -138,7 +144,7 @@ uint64_t map_in_place(struct image *img, const struct slice *slice, uint64_t gue
     struct extent ext = {0}, next;
     struct l2_entry e;
 
-    if (slice->form != SLICE_TABLE) {
+    if (is_descriptor(slice)) {
         map_in_compact(img, slice, guest_off, len, &ext);
         *ret_host = ext.host_off;
         return ext.kind == EXTENT_DATA && slice->first.word & ENTRY_COPIED ? ext.len : 0;

@@ -307,7 +307,7 @@ int write_range(struct image *img, uint64_t guest_off, uint64_t len, struct iov_
  * go on; from half of the cache on all wait, so that there is always something to evict. */
 int write_throttle(struct image *img)
 {
-    uint64_t dirty = img->cache.dirty_bytes, limit = img->cache.limit;
+    uint64_t dirty = img->cache.dirty_bytes, limit = img->cache.bound->limit;
     bool much = dirty > limit / 4 || image_records(img) > JOURNAL_RECORDS / 2;
 
     if (dirty > limit / 2 || (much && !img->flush_running))

@@ -15,6 +15,7 @@ struct cell { /* what the map may say of a unit; layer 0: nothing */
 };
 
 struct model {
+    struct bound bound;
     struct fmap map;
     struct cell cells[CELLS];
     uint64_t rng;
@@ -25,7 +26,8 @@ static struct model *model_new(uint64_t bound)
     struct model *m = calloc(1, sizeof(*m));
 
     CHECK(m);
-    fmap_init(&m->map, UNIT, bound);
+    bound_init(&m->bound, bound);
+    fmap_init(&m->map, UNIT, &m->bound);
     for (unsigned i = 0; i < SLOTS; i++)
         CHECK_EQ(fmap_add_layer(&m->map, i), 0);
     m->rng = test_seed();
