@@ -155,11 +155,14 @@ SUSPENDS struct layer *disk_open(struct world *w, struct disk *d, bool writable)
 {
     struct layer_opts opts = {.writable = writable,
                               .format = d->qcow2 ? "qcow2" : "raw",
-                              .prealloc_step = rnd(w, 2) ? UINT64_MAX : MIB};
+                              .prealloc_step = rnd(w, 2) ? UINT64_MAX : 256 * KIB,
+                              .space = {.ignore_discard = rnd(w, 8) == 0,
+                                        .discard = (enum image_discard)rnd(w, 2),
+                                        .detect_zeroes = (enum detect_zeroes)rnd(w, 3)}};
     struct layer *layer;
 
     if (!w->files)
-        return rig_open(d->dev, d->qcow2, writable, d->name);
+        return rig_open_as(d->dev, d->qcow2, &opts, d->name);
     MUST(layer_open(path_of(w, d), &opts, &layer, &err));
     return layer;
 }

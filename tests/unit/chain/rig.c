@@ -140,10 +140,17 @@ struct layer *rig_open(struct blk *inner, bool is_qcow2, bool writable, const ch
     static unsigned turn;
     struct layer_opts opts = {.writable = writable,
                               .prealloc_step = turn++ % 2 ? 256 * KIB : UINT64_MAX};
+
+    return rig_open_as(inner, is_qcow2, &opts, name);
+}
+
+struct layer *rig_open_as(struct blk *inner, bool is_qcow2, const struct layer_opts *opts,
+                          const char *name)
+{
     struct layer *layer;
     struct err err = {0};
 
-    if (layer_from_blk(rig_borrow(inner), is_qcow2, &opts, &layer, &err) < 0)
+    if (layer_from_blk(rig_borrow(inner), is_qcow2, opts, &layer, &err) < 0)
         test_fail(__FILE__, __LINE__, "open: %s", err_text(&err));
     if (name)
         layer_set_path(layer, name);

@@ -31,6 +31,8 @@ struct rig_shape rig_random_shape(uint64_t *rng, uint64_t len, bool is_base);
 SUSPENDS void rig_create(struct blk *inner, const struct rig_shape *shape, const char *backing,
                          const char *backing_format);
 SUSPENDS struct layer *rig_open(struct blk *inner, bool is_qcow2, bool writable, const char *name);
+SUSPENDS struct layer *rig_open_as(struct blk *inner, bool is_qcow2, const struct layer_opts *opts,
+                                   const char *name);
 /* Opens nr devices, top first, as a chain; the top writable. */
 SUSPENDS struct chain *rig_chain(struct blk *const *inner, const bool *is_qcow2, unsigned nr);
 
