@@ -135,3 +135,68 @@ CO_TEST(exec_starts_with_no_signal_blocked)
     CHECK_STR(out, "SigBlk:\t0000000000000000\n");
     free(out);
 }
+
+/* ---- time limits and environment ---- */
+
+static SUSPENDS int exec_ms(const char *script, const struct exec_opts *opts, char **ret_out,
+                            uint64_t *ret_ms)
+{
+    const char *argv[] = {"sh", "-c", script, NULL};
+    uint64_t start = reactor_now();
+    int rc = offload_exec_with(argv, opts, ret_out, NULL, 1000);
+
+    *ret_ms = (reactor_now() - start) / NSEC_PER_MSEC;
+    return rc;
+}
+
+CO_TEST(exec_ends_a_program_at_its_limit)
+{
+    const struct exec_opts opts = {.limit_ms = 100, .grace_ms = 100, .own_group = true};
+    char *out = NULL;
+    uint64_t ms;
+
+    CHECK_EQ(exec_ms("echo begun; sleep 30", &opts, &out, &ms), -ETIMEDOUT);
+    CHECK_STR(out, "begun\n");
+    CHECK(ms >= 100 && ms < 5000);
+    free(out);
+    /* one that puts SIGTERM off and finishes has done its work */
+    CHECK_EQ(exec_ms("trap '' TERM; sleep 0.15; echo done", &opts, &out, &ms), 0);
+    CHECK_STR(out, "done\n");
+    free(out);
+    /* one that never ends by itself, its output closed or not */
+    CHECK_EQ(exec_ms("trap '' TERM; while :; do sleep 1; done", &opts, &out, &ms), -ETIMEDOUT);
+    CHECK(ms >= 200 && ms < 5000);
+    free(out);
+    CHECK_EQ(exec_ms("exec >&- 2>&-; sleep 30", &opts, &out, &ms), -ETIMEDOUT);
+    CHECK(ms < 5000);
+    free(out);
+    CHECK_EQ(exec_ms("exit 3", &opts, &out, &ms), 3);
+    free(out);
+}
+
+CO_TEST(exec_does_not_wait_for_what_a_program_leaves)
+{
+    const struct exec_opts opts = {.limit_ms = 200, .grace_ms = 100};
+    char *out = NULL;
+    uint64_t ms;
+
+    CHECK_EQ(exec_ms("sleep 5 & echo done", &opts, &out, &ms), 0);
+    CHECK_STR(out, "done\n");
+    CHECK(ms < 3000);
+    free(out);
+}
+
+CO_TEST(exec_puts_variables_over_the_environment)
+{
+    const char *const env[] = {"LC_ALL=C", "VARVE_TEST_X=new", NULL};
+    const struct exec_opts opts = {.env = env};
+    char *out = NULL;
+    uint64_t ms;
+
+    setenv("VARVE_TEST_X", "old", 1);
+    setenv("VARVE_TEST_Y", "kept", 1);
+    CHECK_EQ(exec_ms("echo $LC_ALL $VARVE_TEST_X $VARVE_TEST_Y", &opts, &out, &ms), 0);
+    CHECK_STR(out, "C new kept\n");
+    free(out);
+    CHECK_STR(getenv("VARVE_TEST_X"), "old");
+}
