@@ -178,18 +178,26 @@ uint32_t fmap_gen(const struct fmap *m, uint64_t off)
     return m->gens[gen_class(m, off)];
 }
 
-/* Index of the first extent that ends behind this grain. */
-static uint32_t find_extent(const struct fmap_slice *s, uint32_t grain)
+/* Index of the first extent that ends behind this grain. Fragments are mostly of one length: the
+ * search begins where it would be then, and widens from there. */
+static uint32_t find_extent(const struct fmap *m, const struct fmap_slice *s, uint32_t grain)
 {
-    uint32_t lo = 0, hi = s->len;
+    uint32_t lo = 0, hi = s->len, step = 1;
+    uint32_t at = (uint32_t)((uint64_t)grain * s->len * FMAP_GRAIN >> m->slice_bits);
 
     while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
+        at = MIN(at, hi - 1);
+        bool behind = s->extents[at].last < grain;
 
-        if (s->extents[mid].last < grain)
-            lo = mid + 1;
+        if (behind)
+            lo = at + 1;
         else
-            hi = mid;
+            hi = at;
+        if (step > 16) /* far off: halves from here on */
+            at = lo + (hi - lo) / 2;
+        else
+            at = behind ? lo + step - 1 : MAX(lo, hi - MIN(step, hi));
+        step *= 2;
     }
     return lo;
 }
@@ -203,7 +211,7 @@ bool fmap_lookup(struct fmap *m, uint64_t off, struct fmap_entry *ret)
 {
     uint32_t grain = grain_of(m, off);
     struct fmap_slice *s = slice_get(m, off >> m->slice_bits);
-    uint32_t i = s ? find_extent(s, grain) : 0;
+    uint32_t i = s ? find_extent(m, s, grain) : 0;
 
     if (!s || i >= s->len || s->extents[i].first > grain) {
         m->misses++;
@@ -273,7 +281,7 @@ static int replace_range(struct fmap *m, struct fmap_slice *s, uint32_t first, u
                          const struct fmap_extent *in)
 {
     struct fmap_extent add[3];
-    uint32_t nr = 0, from = find_extent(s, first), to = from;
+    uint32_t nr = 0, from = find_extent(m, s, first), to = from;
 
     while (to < s->len && s->extents[to].first <= last)
         to++;
@@ -332,7 +340,7 @@ static bool insert_extent(struct fmap *m, struct fmap_slice *s, const struct fma
         s->len = 0;
     if (replace_range(m, s, in->first, in->last, in) < 0)
         return false;
-    uint32_t i = find_extent(s, in->first);
+    uint32_t i = find_extent(m, s, in->first);
     merge_next(s, i);
     if (i > 0)
         merge_next(s, i - 1);
@@ -403,7 +411,7 @@ static bool slice_agrees(const struct fmap *m, const struct fmap_slice *s, uint6
 
     if ((off | len | host_off) % FMAP_GRAIN)
         return false;
-    for (uint32_t i = find_extent(s, first); i < s->len && s->extents[i].first <= last; i++) {
+    for (uint32_t i = find_extent(m, s, first); i < s->len && s->extents[i].first <= last; i++) {
         const struct fmap_extent *e = &s->extents[i];
 
         /* host place of the slice's start as each side has it; wraps alike on both */

@@ -59,15 +59,19 @@ static struct l2_entry item_of(const struct packer *pk, struct l2_entry e)
                              pk->keep_bitmaps ? 0 : e.bits};
 }
 
+static bool is_item(const struct packer *pk, unsigned i, struct l2_entry item)
+{
+    return pk->items[i].word == item.word && pk->items[i].bits == item.bits;
+}
+
 /* Number of the item, made if it is new; ITEMS_MAX: there is no room. */
 static unsigned find_item(struct packer *pk, struct l2_entry item)
 {
-    for (unsigned n = 0; n < pk->nr_items; n++) {
-        unsigned i = (pk->last + n) % pk->nr_items; /* neighbours are mostly alike */
-
-        if (pk->items[i].word == item.word && pk->items[i].bits == item.bits)
+    if (pk->last < pk->nr_items && is_item(pk, pk->last, item))
+        return pk->last; /* neighbours are mostly alike */
+    for (unsigned i = 0; i < pk->nr_items; i++)
+        if (is_item(pk, i, item))
             return pk->last = i;
-    }
     if (pk->nr_items == ITEMS_MAX)
         return ITEMS_MAX;
     pk->items[pk->nr_items] = item;
@@ -90,11 +94,12 @@ static bool survey_entry(struct packer *pk, struct l2_entry e)
         pk->min = MIN(pk->min, v);
         pk->max = MAX(pk->max, v);
     }
+    pk->any_compressed |= l2_is_compressed(e);
     /* such an offset leaves no bits for the length of a compressed cluster beside it */
     return !pk->any_compressed || l2_is_compressed(e) || l2_host_off(e) < 1ull << 48;
 }
 
-static bool survey(struct packer *pk)
+static bool survey_once(struct packer *pk)
 {
     pk->nr_items = pk->last = pk->nr_stored = 0;
     pk->min = UINT64_MAX;
@@ -106,6 +111,17 @@ static bool survey(struct packer *pk)
     if (pk->max < pk->min)
         pk->min = pk->max = 0;
     return true;
+}
+
+static bool survey(struct packer *pk)
+{
+    bool compressed, fits;
+
+    do { /* values are others where one is compressed */
+        compressed = pk->any_compressed;
+        fits = survey_once(pk);
+    } while (compressed != pk->any_compressed);
+    return fits;
 }
 
 /* ---- layout ---- */
@@ -207,27 +223,18 @@ static void fill(struct packer *pk, struct packed_slice *p)
     }
 }
 
-static bool any_compressed(const struct packer *pk)
-{
-    for (unsigned i = 0; i < pk->nr; i++)
-        if (l2_is_compressed(l2_get(pk->hdr, pk->table, i)))
-            return true;
-    return false;
-}
-
 struct packed_slice *pack_slice(const struct qcow2_header *hdr, const void *table, unsigned nr)
 {
     struct packer pk = {.hdr = hdr, .table = table, .nr = nr};
     struct packed_slice head;
 
     DEBUG_CHECK(nr % 64 == 0 && nr <= 512);
-    pk.any_compressed = any_compressed(&pk);
-    if (!survey(&pk)) {
-        pk.keep_bitmaps = hdr->extended_l2;
-        if (!pk.keep_bitmaps || !survey(&pk))
-            return NULL;
+    bool fits = survey(&pk);
+    if (!fits && hdr->extended_l2) {
+        pk.keep_bitmaps = true;
+        fits = survey(&pk);
     }
-    if (!lay_out(&pk, &head))
+    if (!fits || !lay_out(&pk, &head))
         return NULL;
     struct packed_slice *p = calloc(1, head.len);
     if (!p)
