@@ -168,22 +168,27 @@ SUSPENDS static int push_drained(struct chain *chain, struct layer *layer, struc
     return 0;
 }
 
+/* The long part of a push, while requests go on. */
+SUSPENDS static int write_out(struct layer *top, struct err *err)
+{
+    int rc = top->image ? image_write_back(top->image) : 0;
+
+    if (rc == 0)
+        rc = chain_merge_flush(top);
+    return rc < 0 ? err_errno(err, rc, "flush '%s'", top->path) : 0;
+}
+
 SUSPENDS static int push_locked(struct chain *chain, struct layer *layer, struct pivot_stats *ps,
                                 struct err *err)
 {
     int rc = check_push(chain, layer, err);
 
+    if (rc == 0)
+        rc = write_out(chain_top(chain), err);
+    if (rc == 0 && (rc = chain_reserve(chain)) < 0)
+        err_errno(err, rc, "chain");
     if (rc < 0)
         return rc;
-    struct layer *top = chain_top(chain);
-    rc = top->image ? image_write_back(top->image) : 0;
-    if (rc == 0)
-        rc = chain_merge_flush(top);
-    if (rc < 0)
-        return err_errno(err, rc, "flush '%s'", top->path);
-    rc = chain_reserve(chain);
-    if (rc < 0)
-        return err_errno(err, rc, "chain");
     ps->drain_ns = close_gate(chain);
     rc = push_drained(chain, layer, ps, err);
     ps->gate_closed_ns = open_gate(chain);
@@ -284,6 +289,35 @@ int chain_grow_layer(struct chain *chain, struct layer *layer, uint64_t len, str
 void chain_hold(struct chain *chain)
 {
     chain_freeze(chain);
+}
+
+int chain_hold_flushed(struct chain *chain, struct err *err)
+{
+    co_mutex_lock(&chain->shape);
+    int rc = write_out(chain_top(chain), err);
+
+    if (rc < 0) {
+        co_mutex_unlock(&chain->shape);
+        return rc;
+    }
+    gate_close(&chain->work);
+    close_gate(chain);
+    return 0;
+}
+
+int chain_push_held(struct chain *chain, struct layer *layer, struct pivot_stats *ret,
+                    struct err *err)
+{
+    struct pivot_stats ps = {0};
+    int rc = check_push(chain, layer, err);
+
+    if (rc == 0 && (rc = chain_reserve(chain)) < 0)
+        err_errno(err, rc, "chain");
+    if (rc == 0)
+        rc = push_drained(chain, layer, &ps, err);
+    ps.gate_closed_ns = reactor_now() - chain->frozen_at;
+    *ret = ps;
+    return rc;
 }
 
 void chain_release(struct chain *chain)

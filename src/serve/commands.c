@@ -16,7 +16,9 @@ static const struct qmp_arg add_args[] = {
     {"detect-zeroes", 'S'}, {NULL},
 };
 static const struct qmp_arg node_args[] = {{"node-name", 's'}, {NULL}};
-static const struct qmp_arg snapshot_args[] = {{"node", 's'}, {"overlay", 's'}, {NULL}};
+static const struct qmp_arg snapshot_args[] = {
+    {"node", 's'}, {"overlay", 's'}, {"x-varve-held", 'B'}, {NULL}};
+static const struct qmp_arg hold_args[] = {{"timeout-ms", 'I'}, {NULL}};
 static const struct qmp_arg transaction_args[] = {{"actions", 'a'}, {NULL}};
 static const struct qmp_arg resize_args[] = {
     {"device", 'S'}, {"node-name", 'S'}, {"size", 'i'}, {NULL}};
@@ -52,6 +54,8 @@ const struct qmp_command serve_commands[] = {
     {"blockdev-add", cmd_blockdev_add, add_args, false},
     {"blockdev-del", cmd_blockdev_del, node_args, false},
     {"blockdev-snapshot", cmd_snapshot, snapshot_args, false},
+    {"x-varve-hold", cmd_hold, hold_args, false},
+    {"x-varve-release", cmd_release, NULL, false},
     {"transaction", cmd_transaction, transaction_args, false},
     {"block_resize", cmd_resize, resize_args, false},
     {"x-varve-rollback", cmd_rollback, rollback_args, false},

@@ -40,7 +40,8 @@ SUSPENDS static int take_snapshot(struct serve *s, struct serve_node *node, stru
 
     if (!name)
         return err_errno(err, -ENOMEM, "snapshot");
-    int rc = chain_push(s->chain, overlay, &st, err);
+    int rc = serve_is_held(s) ? serve_hold_push(s, overlay, &st, err)
+                              : chain_push(s->chain, overlay, &st, err);
     if (rc < 0)
         return rc;
     serve_node_free(node);
@@ -58,6 +59,8 @@ SUSPENDS int cmd_snapshot(void *ctx, json_t *args, json_t **ret, struct err *err
     struct serve_node *node;
     int rc = find_snapshot(ctx, args, &node, err);
 
+    if (rc == 0 && arg_bool(args, "x-varve-held", false) && !serve_is_held(ctx))
+        rc = err_set(err, -ETIMEDOUT, "The disk is not held any more");
     return rc < 0 ? rc : take_snapshot(ctx, node, err);
 }
 
@@ -129,6 +132,10 @@ SUSPENDS int cmd_transaction(void *ctx, json_t *args, json_t **ret, struct err *
 /* ---- resize ---- */
 static int refuse_busy(struct serve *s, const char *name, struct err *err)
 {
+    int rc = serve_refuse_held(s, err);
+
+    if (rc < 0)
+        return rc;
     if (jobs_busy(s->jobs, s->chain))
         return err_set(err, -EBUSY, "Node '%s' is busy: block device is in use by a block job",
                        name);

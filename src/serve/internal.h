@@ -48,6 +48,24 @@ struct serve_job { /* what job_info does not tell */
     bool auto_finalize, auto_dismiss;
 };
 
+enum hold_state {
+    HOLD_NONE,
+    HOLD_CLOSING, /* requests inside finish */
+    HOLD_HELD,
+    HOLD_PUSHING, /* a snapshot is taken */
+    HOLD_ENDING,
+};
+struct serve_hold { /* hold.c */
+    enum hold_state state;
+    uint64_t ms;           /* how long at most */
+    struct layer *overlay; /* HOLD_PUSHING: the disk's new top */
+    struct pivot_stats pivot;
+    struct err err;
+    int rc;
+    struct co_cond changed;
+    struct co_group group;
+};
+
 struct serve {
     const struct serve_opts *opts;
     struct chain *chain; /* owned; the disk */
@@ -56,6 +74,7 @@ struct serve {
     struct list nbds, exports, nodes, job_notes;
     struct pivot_stats last_pivot;
     struct co_group group; /* signals */
+    struct serve_hold hold;
     struct co *signal_co;
     int signal_fd;
     const char *stop_reason; /* set: the end was asked for */
@@ -76,6 +95,16 @@ void serve_event(struct serve *s, const char *name, json_t *data);
 void serve_warn(const struct serve *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* ---- notify.c ---- */
+/* ---- hold.c ---- */
+/* No other change of the disk's shape now: -EBUSY. */
+int serve_refuse_held(const struct serve *s, struct err *err);
+bool serve_is_held(const struct serve *s);
+/* Puts the overlay on top and ends the hold; takes it on success. */
+SUSPENDS int serve_hold_push(struct serve *s, struct layer *overlay, struct pivot_stats *ret,
+                             struct err *err);
+/* Ends a hold, if there is one: nothing has changed. */
+SUSPENDS void serve_hold_end(struct serve *s);
+
 /* Tells the service manager, if there is one ($NOTIFY_SOCKET): "READY=1", ... */
 void serve_notify(const char *text);
 
@@ -125,6 +154,8 @@ int cmd_stats(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_blockdev_add(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_blockdev_del(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_snapshot(void *ctx, json_t *args, json_t **ret, struct err *err);
+SUSPENDS int cmd_hold(void *ctx, json_t *args, json_t **ret, struct err *err);
+SUSPENDS int cmd_release(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_transaction(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_resize(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err);

@@ -111,6 +111,9 @@ static int parse_job(struct serve *s, json_t *args, struct job_opts *ret, struct
         .auto_dismiss = arg_bool(args, "auto-dismiss", true),
         .backing_name = arg_str(args, "backing-file"),
     };
+    int rc = serve_refuse_held(s, err);
+    if (rc < 0)
+        return rc;
     if (!ret->id)
         return err_set(err, -EINVAL, "An explicit job ID is required for this node");
     if (!serve_name_ok(ret->id, 255))

@@ -235,6 +235,7 @@ SUSPENDS static void refuse_and_drop(struct serve *s)
         s, "SHUTDOWN",
         json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
     serve_exports_stop(s);
+    serve_hold_end(s);
     if (s->jobs)
         jobs_free(s->jobs);
     while (!list_empty(&s->job_notes))
@@ -278,6 +279,8 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     if (rc < 0) {
         serve_stop(&s, NULL);
         return rc;
+    co_group_init(&s.hold.group);
+    co_cond_init(&s.hold.changed);
     }
     announce(&s);
     while (!s.stop_reason)

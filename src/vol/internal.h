@@ -288,8 +288,11 @@ SUSPENDS int remote_add_node(struct remote *r, const char *node, const char *pat
 SUSPENDS void remote_del_node(struct remote *r, const char *node);
 SUSPENDS int remote_rename(struct remote *r, const char *node, const char *path, struct err *err);
 SUSPENDS int remote_rollback(struct remote *r, const char *node, bool force, struct err *err);
-SUSPENDS int remote_snapshot(struct remote *r, const char *top, const char *overlay,
+SUSPENDS int remote_snapshot(struct remote *r, const char *top, const char *overlay, bool held,
                              struct err *err);
+/* The disk answers nothing until remote_snapshot(held), remote_release, or two seconds from now. */
+SUSPENDS int remote_hold(struct remote *r, struct err *err);
+SUSPENDS void remote_release(struct remote *r);
 /* A read-only export "<vol>@<snap>" of a node; a server without NBD exports none. ctx NULL:
  * quietly. */
 SUSPENDS void remote_export_snap(struct remote *r, const struct vol_ctx *ctx, const char *node,

@@ -11,6 +11,7 @@
 
 #define JOB_POLL_NS     (20 * NSEC_PER_MSEC)
 #define DYING_SERVER_NS (3 * NSEC_PER_SEC)
+#define HOLD_MS         2000 /* the longest a guest waits if this process dies */
 
 struct remote {
     struct qmp_client *qmp; /* owned */
@@ -223,10 +224,24 @@ int remote_rollback(struct remote *r, const char *node, bool force, struct err *
                           json_pack("{s:s, s:b}", "node-name", node, "force", force), NULL, err);
 }
 
-int remote_snapshot(struct remote *r, const char *top, const char *overlay, struct err *err)
+int remote_snapshot(struct remote *r, const char *top, const char *overlay, bool held,
+                    struct err *err)
 {
-    return remote_command(r, "blockdev-snapshot",
-                          json_pack("{s:s, s:s}", "node", top, "overlay", overlay), NULL, err);
+    json_t *args = json_pack("{s:s, s:s}", "node", top, "overlay", overlay);
+
+    if (args && held)
+        json_object_set_new(args, "x-varve-held", json_true());
+    return remote_command(r, "blockdev-snapshot", args, NULL, err);
+}
+
+int remote_hold(struct remote *r, struct err *err)
+{
+    return remote_command(r, "x-varve-hold", json_pack("{s:i}", "timeout-ms", HOLD_MS), NULL, err);
+}
+
+void remote_release(struct remote *r)
+{
+    remote_command(r, "x-varve-release", NULL, NULL, NULL);
 }
 
 /* ---- exports of snapshots ---- */

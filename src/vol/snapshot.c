@@ -15,9 +15,10 @@
  * overlay on top of it: a server that is killed and started there by name reads everything. The
  * other order would leave the guest's newest writes in a file under a hidden name.
  *
- * Several volumes: 1-4 for all, then 5 for all, then 6 for all at once; as soon as one of them has
- * passed 5, recovery finishes all. Once the servers are pivoting, one that fails keeps its volume
- * without the snapshot while the others have it; the error says so.
+ * Several volumes: 1-4 for all, then 5 for all, then all servers are held, so that no disk answers
+ * a write which another one's snapshot could not know of, then 6 for all at once; as soon as one of
+ * them has passed 5, recovery finishes all. Once the servers are pivoting, one that fails keeps its
+ * volume without the snapshot while the others have it; the error says so.
  */
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +38,7 @@ struct snap_vol {
     char *top_node;
     struct remote *remote; /* NULL: idle */
     struct blk *hold;      /* idle: nobody opens the image meanwhile */
-    bool added, switched, pivoted;
+    bool added, switched, held, pivoted;
     struct err err;
 };
 
@@ -165,18 +166,29 @@ SUSPENDS static int switch_names(struct snap_vol *sv, struct err *err)
     return 0;
 }
 
-/* Step 6, one child a volume. A server that dies here leaves what its next start reads rightly. */
+SUSPENDS static int hold(void *arg)
+{
+    struct snap_vol *sv = arg;
+    int rc = remote_hold(sv->remote, &sv->err);
+
+    sv->held = rc == 0;
+    return rc == -EPIPE ? 0 : rc; /* a dead server writes nothing more: see pivot */
+}
+
+/* Step 6. A server that dies here leaves what its next start reads rightly. */
 SUSPENDS static int pivot(void *arg)
 {
     struct snap_vol *sv = arg;
-    int rc = remote_snapshot(sv->remote, sv->top_node, sv->node, &sv->err);
+    int rc = remote_snapshot(sv->remote, sv->top_node, sv->node, sv->held, &sv->err);
 
     sv->pivoted = rc == 0 || rc == -EPIPE;
+    sv->held &= rc != 0;
     crash_point("snapshot-pivoted");
     return sv->pivoted ? 0 : rc;
 }
 
-SUSPENDS static int pivot_all(struct snap_vol *svs, unsigned nr, struct err *err)
+/* One child a volume that is served and has not pivoted. */
+SUSPENDS static int each_served(struct snap_vol *svs, unsigned nr, co_group_fn *fn, struct err *err)
 {
     struct co_group group;
     int rc = 0;
@@ -184,12 +196,31 @@ SUSPENDS static int pivot_all(struct snap_vol *svs, unsigned nr, struct err *err
     co_group_init(&group);
     for (unsigned i = 0; i < nr && rc == 0; i++)
         if (svs[i].remote && !svs[i].pivoted)
-            rc = co_group_spawn(&group, pivot, &svs[i]);
+            rc = co_group_spawn(&group, fn, &svs[i]);
     int first = co_group_wait(&group);
+    if (rc == 0)
+        rc = first;
+    for (unsigned i = 0; i < nr && rc < 0; i++)
+        if (svs[i].err.rc && !svs[i].pivoted)
+            return err_set(err, rc, "%s", err_text(&svs[i].err));
+    return rc;
+}
+
+/* Several disks stand still at one instant before the first of them is switched. */
+SUSPENDS static int pivot_all(struct snap_vol *svs, unsigned nr, struct err *err)
+{
+    unsigned served = 0;
+
     for (unsigned i = 0; i < nr; i++)
-        if (svs[i].remote && !svs[i].pivoted && svs[i].err.rc)
-            return err_set(err, first, "%s", err_text(&svs[i].err));
-    return rc < 0 ? rc : first;
+        served += svs[i].remote && !svs[i].pivoted;
+    int rc = served > 1 ? each_served(svs, nr, hold, err) : 0;
+    crash_point("snapshot-held");
+    if (rc == 0)
+        rc = each_served(svs, nr, pivot, err);
+    for (unsigned i = 0; i < nr; i++)
+        if (svs[i].held)
+            remote_release(svs[i].remote);
+    return rc;
 }
 
 /* Back to before the operation. A volume whose server has pivoted stays. */
@@ -364,7 +395,7 @@ SUSPENDS static int pivot_again(struct snap_vol *sv, struct err *err)
     if (rc == 0)
         rc = remote_rename(sv->remote, sv->top_node, sv->snap, err);
     if (rc == 0)
-        rc = remote_snapshot(sv->remote, sv->top_node, sv->node, err);
+        rc = remote_snapshot(sv->remote, sv->top_node, sv->node, false, err);
     return rc;
 }
 
