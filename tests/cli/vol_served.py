@@ -1,5 +1,8 @@
 """Volumes that are served while they are changed: contents through NBD and afterwards in the files; then kill -9 of the
-manager at every step, with the server alive or killed too, and recovery. Whatever was flushed must be there."""
+manager at every step, with the server alive or killed too, and recovery. Whatever was flushed must be there.
+
+  vol_served.py [all] [SCENARIO ...]     all: every step; else every third one, by VARVE_SEED
+"""
 import collections, os, subprocess, sys, time
 from volmodel import MIB, Pool, sha, short
 from proc import Failed, LONG, SEED, VARVE, done, folder, need, run
@@ -8,6 +11,8 @@ from volserver import Served
 need('qemu-img', 'qemu-io')
 BASE = folder()
 V = '100/vm-100-disk-0'
+NAMES = [a for a in sys.argv[1:] if a != 'all']
+PARTS = 1 if LONG or 'all' in sys.argv else 3
 SCENARIOS = []
 
 
@@ -319,19 +324,22 @@ def late_snapshot(got, before, after):
 
 
 def run_scenario(f):
-    todo = whole(f)
+    todo, kills = whole(f), 0
     for nr, point in enumerate(todo):
-        for e in range(3) if LONG else [nr]:
-            kill_at(f, point, e)
-    for nr in range(1, len(todo) + 1, 1 if LONG else 2):
+        if nr % PARTS == SEED % PARTS:
+            for e in range(3) if LONG else [nr // PARTS]:
+                kill_at(f, point, e)
+                kills += 1
+    for nr in range(1 + SEED % (2 * PARTS), len(todo) + 1, 1 if LONG else 2 * PARTS):
         kill_server_at(f, nr)
-    print('%-24s killed at %d points' % (f.__name__, len(todo)), flush=True)
+        kills += 1
+    print('%-24s killed %d times at %d points' % (f.__name__, kills, len(todo)), flush=True)
     if len(todo) < 2:
         raise Failed('%s: too few crash points' % f.__name__)
 
 
 for sc in SCENARIOS:
-    if len(sys.argv) < 2 or sc.__name__ in sys.argv[1:]:
+    if not NAMES or sc.__name__ in NAMES:
         try:
             run_scenario(sc)
         except Failed as e:
