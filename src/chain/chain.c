@@ -259,9 +259,22 @@ void chain_get_stats(const struct chain *chain, struct chain_stats *ret)
     *ret = chain->stats;
     ret->map_hits = chain->fmap.hits;
     ret->map_misses = chain->fmap.misses;
-    ret->map_bytes = chain->fmap.bytes;
+    ret->map_bytes = chain->fmap.member.bytes;
     ret->map_bytes_max = chain->fmap.bytes_max;
     ret->map_stale_inserts = chain->fmap.stale_inserts;
+    ret->cache_bytes = chain->bound.bytes;
+    ret->cache_bytes_max = chain->bound.bytes_max;
+    ret->cache_limit = chain->bound.limit;
+    ret->cache_evictions = chain->bound.evictions;
+    for (size_t i = 0; i < chain->layers.len; i++) {
+        struct image_stats st;
+
+        if (!chain->layers.data[i]->image)
+            continue;
+        image_get_stats(chain->layers.data[i]->image, &st);
+        ret->cache_hits += st.cache_hits;
+        ret->cache_misses += st.cache_misses;
+    }
 }
 
 void chain_set_walk_hook(struct chain *chain, void (*fn)(void *arg), void *arg)

@@ -108,6 +108,9 @@ SUSPENDS int chain_flush(struct chain *chain);
 /* For a timer: writes back what changed in the top before the last call of this. Does nothing
  * while the chain's shape changes: that is not held up, and flushes itself. */
 SUSPENDS int chain_write_back_old(struct chain *chain);
+/* Brings the map of the whole disk into memory, from the start on until the bound is full, with one
+ * metadata read at a time and beside requests and changes of shape. *stop ends it early. */
+SUSPENDS int chain_preload(struct chain *chain, const bool *stop);
 
 enum chain_kind {
     CHAIN_HOLE /* no layer has it: zero */,
@@ -170,6 +173,9 @@ SUSPENDS int chain_start_ack(struct chain *chain, struct err *err);
 bool chain_is_ack(const struct chain *chain);
 
 struct chain_stats {
+    /* the one bound, over the map and the metadata of all layers that are in the chain now */
+    uint64_t cache_bytes, cache_bytes_max, cache_limit, cache_hits, cache_misses, cache_evictions;
+    uint64_t preloads_running, preloaded_bytes; /* of the disk's length */
     uint64_t map_hits, map_misses, map_bytes, map_bytes_max, map_stale_inserts;
     uint64_t reads, writes, read_bytes, write_bytes, pivots;
     uint64_t last_gate_closed_ns, max_gate_closed_ns;

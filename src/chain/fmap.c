@@ -6,8 +6,7 @@
  *    sweep is never returned. Each sweep notes the count of drops, so a slot used again is clean.
  * 3. An insert takes place only if no mapping in the slice's hash class changed since the walk
  *    began (the generation noted before it), so a stale walk never enters the map.
- * 4. bytes is the sum over all slices of what they take from the heap, and the index; the bound
- *    knows of it.
+ * 4. The bound knows what all slices and the index take from the heap.
  */
 #include "chain/fmap.h"
 #include "base/bits.h"
@@ -22,9 +21,8 @@
 
 static void account(struct fmap *m, int64_t bytes)
 {
-    m->bytes += (uint64_t)bytes;
-    m->bytes_max = MAX(m->bytes_max, m->bytes);
-    bound_add(m->bound, bytes);
+    bound_add(m->bound, &m->member, bytes);
+    m->bytes_max = MAX(m->bytes_max, m->member.bytes);
 }
 
 static void account_index(struct fmap *m)
@@ -106,7 +104,7 @@ void fmap_init(struct fmap *m, uint64_t unit, struct bound *bound)
     m->bound = bound;
     m->member.step = evict_step;
     list_init(&m->lru);
-    bound_join(bound, &m->member, 0);
+    bound_join(bound, &m->member);
 }
 
 void fmap_fini(struct fmap *m)
@@ -116,7 +114,7 @@ void fmap_fini(struct fmap *m)
     table_fini(&m->slices);
     account_index(m);
     vec_free(&m->dropped);
-    bound_part(m->bound, &m->member, m->bytes);
+    bound_part(m->bound, &m->member);
 }
 
 /* ---- layers ---- */
@@ -454,5 +452,5 @@ void fmap_check_invariants(const struct fmap *m)
         CHECK_THAT(table_get(&m->slices, s->index) == s);
         bytes += heap_cost(sizeof(*s)) + array_cost(s->cap);
     }
-    CHECK_THAT(bytes == m->bytes && m->bytes <= m->bound->bytes);
+    CHECK_THAT(bytes == m->member.bytes && bytes <= m->bound->bytes);
 }

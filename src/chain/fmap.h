@@ -67,10 +67,9 @@ struct fmap {
     unsigned slice_bits;
     struct bound *bound;
     struct bound_member member;
-    unsigned to_look;          /* slices before the evictor has come round */
-    struct fmap_slice *keep;   /* is being inserted to: not to be evicted */
-    uint64_t bytes, bytes_max; /* of them, the index's: */
-    uint64_t index_bytes;
+    unsigned to_look;        /* slices before the evictor has come round */
+    struct fmap_slice *keep; /* is being inserted to: not to be evicted */
+    uint64_t index_bytes, bytes_max;
     uint32_t drops;           /* layers dropped or added so far */
     VEC(uint32_t) dropped;    /* by slot: drops at its last one */
     uint32_t gens[FMAP_GENS]; /* by a hash of the slice: bumped by every change of mapping */

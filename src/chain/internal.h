@@ -76,6 +76,9 @@ SUSPENDS int chain_resolve(struct chain *chain, struct layer *from, uint64_t off
 /* Reads as seen from `from` (NULL: zeroes). Past a layer's end: zeroes. Inside a gate. */
 SUSPENDS int chain_read_from(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
                              struct iov_iter *iov);
+/* Whether the slices of all layers would fit: then the map, which can be made again from them, gives
+ * way to them. Else slices of lower layers go first, and what the map says of them stays. */
+void chain_weigh(struct chain *chain);
 /* Fills layer->below. */
 void layer_init_below(struct layer *layer);
 

@@ -15,6 +15,9 @@
 #include "base/check.h"
 #include "chain/internal.h"
 
+/* Misses of the map. */
+#define WEIGH_EVERY 256u
+
 /* Raw layers count as data throughout: a hole reads as well as it is looked up. */
 SUSPENDS static int walk_map(struct layer *layer, uint64_t off, uint64_t len, struct extent *ret)
 {
@@ -107,6 +110,8 @@ int chain_resolve(struct chain *chain, struct layer *from, uint64_t off, uint64_
     }
     if (from->index > 0 || off >= layer_len(from))
         return walk(from, off, len, ret);
+    if (chain->fmap.misses % WEIGH_EVERY == 1)
+        chain_weigh(chain);
     int rc = walk_and_insert(chain, off, ret);
     if (rc == 0)
         entry_cut(ret, off, len);

@@ -158,6 +158,7 @@ static int take_options(struct target *t, struct err *err)
     t->opts.format = args_value(args, "format", NULL);
     t->opts.read_only = args_flag(args, "read-only");
     t->opts.buffered = args_flag(args, "buffered");
+    t->opts.preload = args_flag(args, "preload");
     t->opts.max_connections = (unsigned)strtoul(clients, NULL, 10);
     if (strcmp(durability, "flush") != 0 && strcmp(durability, "ack") != 0)
         return err_set(err, -EINVAL, "--durability takes ack or flush, not '%s'", durability);
@@ -246,6 +247,8 @@ const struct command command_serve = {
              COMPLETE_FILE},
             {0, "cache-size", "BYTES",
              "bound of the metadata cache (default: covers the disk, at most 32M)"},
+            {0, "preload", NULL,
+             "load the disk's map in the background after the start, as far as the cache goes"},
             {0, "preallocate", "BYTES",
              "step in which the file grows (default 128M); off: as each write needs"},
             {0, "discard", "HOW",

@@ -12,29 +12,37 @@ void bound_init(struct bound *b, uint64_t limit)
     list_init(&b->members);
 }
 
-void bound_join(struct bound *b, struct bound_member *m, uint64_t bytes)
-{
-    list_push_back(&b->members, &m->link);
-    bound_add(b, (int64_t)bytes);
-}
-
-void bound_part(struct bound *b, struct bound_member *m, uint64_t bytes)
-{
-    list_remove(&m->link);
-    bound_add(b, -(int64_t)bytes);
-}
-
-void bound_add(struct bound *b, int64_t bytes)
+static void count(struct bound *b, int64_t bytes)
 {
     DEBUG_CHECK(bytes >= 0 || b->bytes >= (uint64_t)-bytes);
     b->bytes += (uint64_t)bytes;
     b->bytes_max = MAX(b->bytes_max, b->bytes);
 }
 
+void bound_join(struct bound *b, struct bound_member *m)
+{
+    list_push_back(&b->members, &m->link);
+    count(b, (int64_t)m->bytes);
+}
+
+void bound_part(struct bound *b, struct bound_member *m)
+{
+    list_remove(&m->link);
+    if (b->first == m)
+        b->first = NULL;
+    count(b, -(int64_t)m->bytes);
+}
+
+void bound_add(struct bound *b, struct bound_member *m, int64_t bytes)
+{
+    m->bytes += (uint64_t)bytes;
+    count(b, bytes);
+}
+
 void bound_add_fixed(struct bound *b, int64_t bytes)
 {
     b->fixed += (uint64_t)bytes;
-    bound_add(b, bytes);
+    count(b, bytes);
 }
 
 uint64_t bound_left(const struct bound *b)
@@ -44,15 +52,22 @@ uint64_t bound_left(const struct bound *b)
     return b->bytes < most ? most - b->bytes : 0;
 }
 
+static struct bound_member *next_member(struct bound *b)
+{
+    if (b->first && b->first->bytes > b->limit / 16)
+        return b->first;
+    return list_empty(&b->members) ? NULL : list_entry(b->members.next, struct bound_member, link);
+}
+
 void bound_make_room(struct bound *b, uint64_t need)
 {
     for (unsigned i = 0; i < STEPS_MAX && bound_left(b) < need; i++) {
-        if (list_empty(&b->members))
-            return;
-        struct bound_member *m = list_entry(b->members.next, struct bound_member, link);
+        struct bound_member *m = next_member(b);
         uint64_t before = b->bytes;
 
-        if (m->step(m, i >= STEPS_SPARE)) {
+        if (!m)
+            return;
+        if (m->step(m, i >= STEPS_SPARE) && m != b->first) {
             list_remove(&m->link);
             list_push_back(&b->members, &m->link);
         }

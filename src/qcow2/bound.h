@@ -17,6 +17,7 @@
 
 struct bound_member {
     struct list link;
+    uint64_t bytes;
     /* One step of the hand in this member: lets one entry go, or spares it for now (force: only
      * if it cannot go). True: the hand has come round. */
     bool (*step)(struct bound_member *m, bool force);
@@ -27,13 +28,15 @@ struct bound {
     uint64_t fixed; /* of bytes: what no step gives back (tables that are always there) */
     uint64_t evictions;
     struct list members; /* the hand is in the first one */
+    /* What it has can be had again without I/O: it gives first, down to a sixteenth of the bound.
+     * NULL: none. */
+    struct bound_member *first;
 };
 
 void bound_init(struct bound *b, uint64_t limit);
-/* `bytes` is what the member has already. */
-void bound_join(struct bound *b, struct bound_member *m, uint64_t bytes);
-void bound_part(struct bound *b, struct bound_member *m, uint64_t bytes);
-void bound_add(struct bound *b, int64_t bytes);
+void bound_join(struct bound *b, struct bound_member *m);
+void bound_part(struct bound *b, struct bound_member *m);
+void bound_add(struct bound *b, struct bound_member *m, int64_t bytes);
 void bound_add_fixed(struct bound *b, int64_t bytes);
 /* Bytes that may still come before something has to go. Fixed bytes take at most a half. */
 uint64_t bound_left(const struct bound *b);

@@ -19,9 +19,8 @@ static unsigned slice_entries(const struct image *img)
 
 static void account(struct cache *c, int64_t bytes)
 {
-    c->bytes += (uint64_t)bytes;
-    c->bytes_max = MAX(c->bytes_max, c->bytes);
-    bound_add(c->bound, bytes);
+    bound_add(c->bound, &c->member, bytes);
+    c->bytes_max = MAX(c->bytes_max, c->member.bytes);
 }
 
 /* After every change of the index. */
@@ -429,7 +428,7 @@ struct slice *cache_peek(struct image *img, uint64_t key)
 
     if (!s || s->state != SLICE_READY)
         return NULL;
-    s->used = true;
+    s->used = !img->cache.passing;
     img->cache.hits++;
     return s;
 }
@@ -455,7 +454,7 @@ int cache_get(struct image *img, uint64_t key, struct slice **ret)
             return -EIO;
         }
     }
-    s->used = true;
+    s->used = !img->cache.passing;
     *ret = s;
     return 0;
 }
@@ -530,7 +529,7 @@ void cache_init(struct image *img)
     list_init(&c->dirty);
     bound_init(&c->own, CACHE_BYTES_MIN);
     c->bound = &c->own;
-    bound_join(c->bound, &c->member, 0);
+    bound_join(c->bound, &c->member);
 }
 
 void cache_set_bound(struct image *img, struct bound *bound)
@@ -538,11 +537,23 @@ void cache_set_bound(struct image *img, struct bound *bound)
     struct cache *c = &img->cache;
 
     bound_add_fixed(c->bound, -(int64_t)c->fixed_bytes);
-    bound_part(c->bound, &c->member, c->bytes);
+    bound_part(c->bound, &c->member);
     c->fixed_bytes = 0;
     c->bound = bound ? bound : &c->own;
-    bound_join(c->bound, &c->member, c->bytes);
+    bound_join(c->bound, &c->member);
     account_fixed(img);
+    c->passing = false;
+    c->tables = 0;
+    for (uint32_t i = 0; img->l1 && i < img->hdr.l1_entries; i++) /* a failed reopen has none */
+        c->tables += (img->l1[i] & L1_OFFSET_MASK) != 0;
+}
+
+uint64_t cache_estimate(const struct image *img)
+{
+    const struct cache *c = &img->cache;
+    uint64_t nr = MAX(c->index.used, (size_t)1);
+
+    return (c->tables << (img->hdr.l2_bits - img->slice_bits)) * (c->member.bytes / nr);
 }
 
 void cache_fini(struct image *img)
@@ -551,5 +562,5 @@ void cache_fini(struct image *img)
 
     cache_drop_all(img);
     bound_add_fixed(c->bound, -(int64_t)c->fixed_bytes);
-    bound_part(c->bound, &c->member, c->bytes);
+    bound_part(c->bound, &c->member);
 }

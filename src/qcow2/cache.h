@@ -78,9 +78,11 @@ struct cache {
     struct bound *bound;
     struct bound_member member;
     size_t hand;                       /* the clock goes through the slots of the index */
-    uint64_t bytes, dirty_bytes;       /* dirty: of slices with a place on a dirty list */
+    uint64_t dirty_bytes;              /* of slices with a place on a dirty list */
     uint64_t index_bytes, fixed_bytes; /* as told to the bound */
     uint64_t hits, misses, bytes_max, packed;
+    uint64_t tables; /* L2 tables, as far as known */
+    bool passing;    /* slices are not asked for again once the chain's map has the answer */
     int group_score; /* above 0: misses read the neighbours too */
 };
 
@@ -90,6 +92,8 @@ void cache_set_bound(struct image *img, struct bound *bound);
 void cache_fini(struct image *img);
 /* The slice if it is here and ready, not pinned; NULL. */
 struct slice *cache_peek(struct image *img, uint64_t key);
+/* Bytes that all L2 slices of the image would take, going by those that are here. */
+uint64_t cache_estimate(const struct image *img);
 /* Pins a slice, loading it. The table it is part of must exist. -EIO, -EUCLEAN, -ENOMEM. */
 SUSPENDS int cache_get(struct image *img, uint64_t key, struct slice **ret);
 void cache_put(struct image *img, struct slice *slice);

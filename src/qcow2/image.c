@@ -35,6 +35,16 @@ void image_share_bound(struct image *img, struct bound *bound)
     cache_set_bound(img, bound);
 }
 
+void image_map_is_passing(struct image *img, bool passing)
+{
+    img->cache.passing = passing;
+}
+
+uint64_t image_map_estimate(const struct image *img)
+{
+    return cache_estimate(img);
+}
+
 uint64_t image_len(const struct image *img)
 {
     return img->hdr.virtual_len;
@@ -106,7 +116,7 @@ void image_get_stats(const struct image *img, struct image_stats *ret)
     *ret = img->stats;
     ret->cache_hits = img->cache.hits;
     ret->cache_misses = img->cache.misses;
-    ret->cache_bytes = img->cache.bytes;
+    ret->cache_bytes = img->cache.member.bytes;
     ret->cache_bytes_max = img->cache.bytes_max;
 }
 

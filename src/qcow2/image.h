@@ -62,6 +62,10 @@ const struct qcow2_header *image_header(const struct image *img);
 struct blk *image_blk(const struct image *img);
 /* The metadata cache counts in this bound, together with others (bound.h); NULL: in its own. */
 void image_share_bound(struct image *img, struct bound *bound);
+/* What was looked up is not expected to be again: slices go as if they were never used. */
+void image_map_is_passing(struct image *img, bool passing);
+/* Bytes that the whole map would take in the cache, going by what is there. */
+uint64_t image_map_estimate(const struct image *img);
 uint64_t image_len(const struct image *img); /* virtual size in bytes */
 bool image_is_writable(const struct image *img);
 bool image_is_corrupt(const struct image *img);
@@ -84,6 +88,8 @@ struct extent {
 /* First extent of a range; 0 < ret->len <= len. Never crosses what is needed to know; merges
  * neighbouring clusters while that needs no further wait. -EIO, -EUCLEAN. */
 SUSPENDS int image_map(struct image *img, uint64_t guest_off, uint64_t len, struct extent *ret);
+/* Brings the mapping of guest_off into memory; *ret_end: how far it is known then. */
+SUSPENDS int image_load_map(struct image *img, uint64_t guest_off, uint64_t *ret_end);
 /* True if a write of this range would go in place: mapped, owned by this layer alone; then
  * *ret_host is where and returns the length of the prefix (0: no). Never waits: false on a cache
  * miss. */

@@ -215,6 +215,23 @@ int image_map(struct image *img, uint64_t guest_off, uint64_t len, struct extent
     return rc;
 }
 
+int image_load_map(struct image *img, uint64_t guest_off, uint64_t *ret_end)
+{
+    struct slice *slice;
+    uint64_t table_bytes = 1ull << (img->hdr.cluster_bits + img->hdr.l2_bits);
+    int rc = map_pin(img, guest_off, &slice);
+
+    if (rc == -ENOENT) {
+        *ret_end = MIN(align_down(guest_off, table_bytes) + table_bytes, img->hdr.virtual_len);
+        return 0;
+    }
+    if (rc < 0)
+        return rc;
+    cache_put(img, slice);
+    *ret_end = MIN(slice_end(img, guest_off), img->hdr.virtual_len);
+    return 0;
+}
+
 uint64_t image_map_in_place(struct image *img, uint64_t guest_off, uint64_t len, uint64_t *ret_host)
 {
     if (image_check_writable(img) < 0)
@@ -284,6 +301,7 @@ SUSPENDS static int own_table_locked(struct image *img, uint64_t index, struct r
     img->l1[index] = run.first << img->hdr.cluster_bits | ENTRY_COPIED | L1_PENDING;
     (void)vec_push(&img->l1_dirty, (uint32_t)index); /* reserved */
     if (!old_off) {
+        img->cache.tables++;
         add_empty_slices(img, index);
         return 0;
     }

@@ -207,8 +207,10 @@ SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err
     serve_event(s, "X_VARVE_ROLLBACK", json_pack("{s:s}", "node-name", name));
     /* The switch is done; what the old chain could not write any more is what is thrown away. */
     struct err close_err = {0};
+    serve_preload_end(s); /* it is in the old chain */
     if (chain_close(old, &close_err) < 0)
         serve_warn(s, "close of the disk before the rollback: %s", err_text(&close_err));
+    serve_preload_start(s);
     return 0;
 }
 

@@ -167,6 +167,14 @@ static json_t *chain_figures(const struct serve *s)
     json_t *obj = json_object();
 
     chain_get_stats(s->chain, &st);
+    STAT(obj, st, cache_bytes);
+    STAT(obj, st, cache_bytes_max);
+    STAT(obj, st, cache_limit);
+    STAT(obj, st, cache_hits);
+    STAT(obj, st, cache_misses);
+    STAT(obj, st, cache_evictions);
+    STAT(obj, st, preloaded_bytes);
+    set(obj, "preloading", json_boolean(st.preloads_running > 0));
     STAT(obj, st, map_hits);
     STAT(obj, st, map_misses);
     STAT(obj, st, map_bytes);

@@ -83,6 +83,10 @@ struct serve {
     struct co_group write_back_group; /* writes changes of the map back in the background */
     struct co_cond write_back_kick;
     bool write_back_stop;
+    struct { /* loads the map in the background */
+        struct co_group group;
+        bool stop;
+    } preload;
     char ack_note[256]; /* told last */
     bool damage_told;
 };
@@ -93,6 +97,10 @@ void serve_ask_stop(struct serve *s, const char *reason);
 void serve_event(struct serve *s, const char *name, json_t *data);
 /* One line on stderr. */
 void serve_warn(const struct serve *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+/* ---- preload.c ---- */
+void serve_preload_start(struct serve *s); /* if it was asked for */
+SUSPENDS void serve_preload_end(struct serve *s);
 
 /* ---- notify.c ---- */
 /* ---- hold.c ---- */

@@ -251,6 +251,7 @@ SUSPENDS static int serve_stop(struct serve *s, struct err *err)
     int rc = 0;
 
     refuse_and_drop(s);
+    serve_preload_end(s);
     write_back_end(s);
     while (!list_empty(&s->nodes))
         serve_node_close(list_entry(s->nodes.next, struct serve_node, link), NULL);
@@ -274,6 +275,7 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     co_group_init(&s.group);
     co_group_init(&s.write_back_group);
     co_cond_init(&s.write_back_kick);
+    co_group_init(&s.preload.group);
     wait_queue_init(&s.stop_wait);
     int rc = serve_start(&s, err);
     if (rc < 0) {
@@ -283,6 +285,7 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     co_cond_init(&s.hold.changed);
     }
     announce(&s);
+    serve_preload_start(&s);
     while (!s.stop_reason)
         wait_queue_sleep(&s.stop_wait);
     serve_notify("STOPPING=1\n");

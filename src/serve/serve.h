@@ -25,6 +25,7 @@ struct serve_opts {
     const char *qmp_path; /* control socket; NULL: none */
     bool read_only;
     bool buffered;
+    bool preload; /* loads the map in the background after the start */
     enum serve_durability durability;
     struct space_opts space;
     uint64_t cache_bytes;       /* 0 default */

@@ -106,7 +106,7 @@ SUSPENDS static void measure(const struct layout *l)
     uint64_t entries = l->create.virtual_len / img->hdr.cluster_size;
     printf("%-36s %5.2f MiB, %5.2f bytes an entry, resident %5.2f MiB, misses %llu, then %llu, "
            "%llu ns a lookup\n",
-           l->name, (double)img->cache.bytes / MIB, (double)img->cache.bytes / (double)entries,
+           l->name, (double)img->cache.member.bytes / MIB, (double)img->cache.member.bytes / (double)entries,
            (double)rss / MIB, (unsigned long long)misses,
            (unsigned long long)(img->cache.misses - misses), (unsigned long long)(ns / LOOKUPS));
     image_close(img, NULL);
@@ -203,7 +203,7 @@ TEST(flattened)
     uint64_t ns = now_ns() - start;
     printf(
         "64 layers scattered by 4k: %5.2f bytes an extent, %llu ns an insert, %llu ns a lookup\n",
-        (double)m.bytes / (double)nr, (unsigned long long)(insert / nr),
+        (double)m.member.bytes / (double)nr, (unsigned long long)(insert / nr),
         (unsigned long long)(ns / LOOKUPS));
     fmap_fini(&m);
 }

@@ -38,7 +38,7 @@ static void model_free(struct model *m)
 {
     fmap_check_invariants(&m->map);
     fmap_fini(&m->map);
-    CHECK_EQ(m->map.bytes, 0);
+    CHECK_EQ(m->map.member.bytes, 0);
     free(m);
 }
 
@@ -157,7 +157,7 @@ TEST(stays_inside_its_bound)
 
     for (unsigned i = 0; i < 20000; i++) {
         insert_random(m);
-        CHECK(m->map.bytes <= 24 * KIB || m->map.slices.used == 1);
+        CHECK(m->map.member.bytes <= 24 * KIB || m->map.slices.used == 1);
         check_cell(m, (unsigned)rng_below(&m->rng, CELLS));
     }
     model_free(m);
