@@ -4,7 +4,10 @@
 #include <sys/stat.h>
 #include "cli/volcmd.h"
 #include "rt/reactor.h"
+#include "rt/reactors.h"
 #include "serve/serve.h"
+
+#define THREADS_DEFAULT_MAX 4u
 
 struct target {
     const struct args *args;
@@ -139,6 +142,25 @@ static int take_space(const struct args *args, struct space_opts *ret, struct er
     return space_check(ret, err);
 }
 
+/* Half of the CPUs are left to those who use the disk: on the same host they are as busy. */
+static int take_threads(struct target *t, struct err *err)
+{
+    const char *text = args_value(t->args, "threads", NULL);
+    char *end = NULL;
+
+    if (!text) {
+        long half = sysconf(_SC_NPROCESSORS_ONLN) / 2;
+
+        t->opts.threads = (unsigned)MIN(MAX(half, 1L), (long)THREADS_DEFAULT_MAX);
+        return 0;
+    }
+    unsigned long nr = strtoul(text, &end, 10);
+    if (!*text || *end || nr < 1 || nr > REACTORS_MAX)
+        return err_set(err, -EINVAL, "--threads takes 1 to %u, not '%s'", REACTORS_MAX, text);
+    t->opts.threads = (unsigned)nr;
+    return 0;
+}
+
 static int take_options(struct target *t, struct err *err)
 {
     const struct args *args = t->args;
@@ -166,6 +188,8 @@ static int take_options(struct target *t, struct err *err)
     if (!t->opts.max_connections || t->opts.max_connections > 1024)
         return err_set(err, -EINVAL, "--max-connections takes 1 to 1024, not '%s'", clients);
     rc = take_space(args, &t->opts.space, err);
+    if (rc == 0)
+        rc = take_threads(t, err);
     if (rc == 0)
         rc = take_size(args, "cache-size", &t->opts.cache_bytes, err);
     if (rc == 0 && !strcmp(args_value(args, "preallocate", ""), "off"))
@@ -267,6 +291,9 @@ const struct command command_serve = {
              "only",
              COMPLETE_WORDS, "ack flush"},
             {0, "max-connections", "N", "NBD clients at once (default 16)"},
+            {0, "threads", "N",
+             "threads that NBD clients are spread over, started as they come (default: one for two "
+             "CPUs, at most 4)"},
             {'r', "read-only", NULL, "serve read-only"},
             {0, "buffered", NULL, "use the host's page cache instead of direct I/O"},
             VOL_OPT_CONFIG,

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include "base/err.h"
 #include "chain/chain.h"
+#include "rt/reactors.h"
 
 struct export_stats {
     uint64_t reads, writes, flushes, trims, zeroes, status, errors;
@@ -24,6 +25,8 @@ struct nbd_server_opts {
     const char *host, *port;  /* or TCP; host NULL: loopback */
     unsigned max_connections; /* 0 = 16 */
     uint64_t buffer_bytes;    /* payload memory shared by all connections; 0 = 16 MiB */
+    /* where sessions may run, made on this reactor; borrowed. NULL: on this one */
+    struct reactors *reactors;
 };
 /* Listens and accepts until stopped. */
 SUSPENDS int nbd_server_start(const struct nbd_server_opts *opts, struct nbd_server **ret,

@@ -13,7 +13,9 @@
 #include "base/list.h"
 #include "base/vec.h"
 #include "rt/co.h"
+#include "rt/mail.h"
 #include "rt/reactor.h"
+#include "rt/reactors.h"
 #include "rt/timer.h"
 #include "rt/wait.h"
 
@@ -33,12 +35,6 @@
 #endif
 
 #define NO_DEADLINE UINT64_MAX
-
-/* A letter to a reactor: fn runs there, in plain code. Embedded in what it is about. */
-struct mail {
-    struct mail *next;
-    void (*fn)(struct mail *m);
-};
 
 /* A blocking call for a thread of a pool. */
 struct work {
@@ -65,11 +61,12 @@ struct co {
     struct co *next;      /* in a run queue, or in the pool */
     struct reactor *home; /* NULL: entered by hand */
     bool ended;
-    bool queued;        /* on the run queue */
-    atomic_bool posted; /* in the mailbox, or about to be */
-    bool used;          /* handed out by co_new; for debuggers */
-    struct io_req *io;  /* what it waits for, if it is I/O */
-    struct mail mail;   /* a wake from another thread */
+    bool queued;           /* on the run queue */
+    atomic_bool posted;    /* in the mailbox, or about to be */
+    bool used;             /* handed out by co_new; for debuggers */
+    struct io_req *io;     /* what it waits for, if it is I/O */
+    struct reactor *route; /* whose ring its reads and writes take; NULL: its own */
+    struct mail mail;      /* a wake from another thread */
     /* A child of a group needs no record of its own. */
     struct co_group *group;
     co_group_fn *group_fn;
@@ -133,7 +130,7 @@ struct io_req {
     const void *ptr; /* iovecs, buffer, msghdr, sockaddr */
     uint64_t off, len;
     struct co *co;
-    struct reactor *reactor;
+    struct reactor *reactor; /* that performs it */
     ssize_t res;
     bool done;
     bool cancelled;
@@ -142,10 +139,15 @@ struct io_req {
     struct work work;
     struct mail mail;
 };
-/* On the reactor's thread: the result is there. */
+/* On the thread of the reactor that performed it: the result is there. */
+void io_come_back(struct io_req *req);
 static inline void io_complete(struct io_req *req, ssize_t res)
 {
     req->res = res;
+    if (__builtin_expect(req->co->home != req->reactor, 0)) {
+        io_come_back(req);
+        return;
+    }
     req->done = true;
     reactor_wake(req->co);
 }
@@ -153,6 +155,7 @@ static inline void io_complete(struct io_req *req, ssize_t res)
 /* All functions run on the reactor's thread, in plain code or in a coroutine; none waits. */
 struct backend {
     const char *name;
+    bool has_ring; /* a reactor's requests are performed by what belongs to its thread */
     int (*init)(struct reactor *r); /* sets r->priv */
     void (*fini)(struct reactor *r);
     void (*submit)(struct reactor *r, struct io_req *req); /* may complete it at once */
@@ -163,6 +166,12 @@ struct backend {
 };
 extern const struct backend uring_backend, threads_backend, sim_backend;
 
+/* Letters of this turn to one reactor. */
+struct outbox {
+    struct reactor *to;
+    struct mail *newest, *oldest;
+};
+
 struct reactor {
     const struct backend *backend;
     void *priv; /* the backend's */
@@ -170,9 +179,11 @@ struct reactor {
     unsigned live;    /* coroutines that have not ended */
     unsigned zombies; /* ended, but a letter about them is under way */
     struct reactor_hook *hooks, *hook_next;
-    VEC(struct timer *) timers; /* binary heap; element i is at heap_pos i + 1 */
-    struct sim *sim;            /* NULL but in the simulator */
-    int event_fd;               /* signalled when there is mail and the reactor sleeps */
+    VEC(struct timer *) timers;      /* binary heap; element i is at heap_pos i + 1 */
+    struct sim *sim;                 /* NULL but in the simulator */
+    struct outbox out[REACTORS_MAX]; /* the first nr_out are in use */
+    unsigned nr_out;
+    int event_fd; /* signalled when there is mail and the reactor sleeps */
     /* atomic: written by any thread */
     _Atomic(struct mail *) mailbox; /* newest first */
     atomic_bool sleeping;
@@ -183,8 +194,7 @@ struct reactor {
 bool on_valgrind(void);
 /* ---- reactor.c ---- */
 int reactor_run_sim(struct sim *sim, int (*fn)(void *arg), void *arg);
-void mail_post(struct reactor *r, struct mail *m); /* any thread; r must be alive */
-struct co *reactor_new_co(co_fn *fn, void *arg);   /* queued on this reactor */
+struct co *reactor_new_co(co_fn *fn, void *arg); /* queued on this reactor */
 /* ---- timer.c ---- */
 uint64_t timers_next(const struct reactor *r); /* NO_DEADLINE if none */
 void timers_expire(struct reactor *r);

@@ -5,17 +5,66 @@
 #include <poll.h>
 #include "rt/internal.h"
 
+/* ---- requests on another reactor's ring ---- */
+
+static void submit_here(struct mail *m)
+{
+    struct io_req *req = container_of(m, struct io_req, mail);
+
+    req->reactor->backend->submit(req->reactor, req);
+}
+
+static void complete_here(struct mail *m)
+{
+    struct io_req *req = container_of(m, struct io_req, mail);
+
+    req->done = true;
+    reactor_wake(req->co);
+}
+
+void io_come_back(struct io_req *req)
+{
+    req->mail.fn = complete_here;
+    mail_send(req->co->home, &req->mail);
+}
+
+/* Not worth it where threads do the I/O anyway. */
+static bool is_routed(const struct io_req *req)
+{
+    return req->co->route && req->kind <= IO_WRITEV && req->co->route->backend->has_ring;
+}
+
+void io_route(struct reactor *r)
+{
+    struct co *co = co_self();
+
+    co->route = r == co->home ? NULL : r;
+}
+
+static void submit(struct io_req *req)
+{
+    struct reactor *home = req->co->home;
+
+    req->reactor = home;
+    if (__builtin_expect(is_routed(req), 0)) {
+        req->reactor = req->co->route;
+        req->mail.fn = submit_here;
+        mail_send(req->reactor, &req->mail);
+    } else {
+        home->backend->submit(home, req);
+    }
+}
+
 SUSPENDS static ssize_t io_wait(struct io_req *req)
 {
     struct co *co = co_self();
 
     DEBUG_CHECK(co && co->home);
     req->co = co;
-    req->reactor = co->home;
     co->io = req;
     do {
         req->done = false;
-        co->home->backend->submit(co->home, req);
+        submit(req);
         if (req->done)
             reactor_yield(); /* a backend that never makes us wait must not starve the others */
         while (!req->done)
@@ -120,7 +169,7 @@ int io_poll(int fd, short events)
 
 void io_cancel(struct co *co)
 {
-    if (!co->io || co->io->done)
+    if (!co->io || co->io->done || co->io->reactor != co->home)
         return;
     co->io->cancelled = true;
     co->home->backend->cancel(co->home, co->io);

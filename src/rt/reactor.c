@@ -91,21 +91,52 @@ void reactor_yield(void)
     co_suspend();
 }
 
-void mail_post(struct reactor *r, struct mail *m)
+/* Puts a chain of letters, linked from the newest to the oldest, into the mailbox. */
+static void deliver(struct reactor *r, struct mail *newest, struct mail *oldest)
 {
-    /* While posters is not zero the reactor stays, even if the letter ends its last coroutine. */
+    /* While posters is not zero the reactor stays, even if a letter ends its last coroutine. */
     atomic_fetch_add(&r->posters, 1);
     struct mail *head = atomic_load(&r->mailbox);
     do {
-        m->next = head;
-    } while (!atomic_compare_exchange_weak(&r->mailbox, &head, m));
-    if (atomic_load(&r->sleeping)) {
+        oldest->next = head;
+    } while (!atomic_compare_exchange_weak(&r->mailbox, &head, newest));
+    /* Whoever finds it asleep wakes it; those who come until it is awake need not. */
+    if (atomic_load(&r->sleeping) && atomic_exchange(&r->sleeping, false)) {
         uint64_t one = 1;
         ssize_t rc = write(r->event_fd, &one, sizeof(one));
 
         (void)rc; /* fails only when the counter is full: then it is signalled already */
     }
     atomic_fetch_sub(&r->posters, 1);
+}
+
+void mail_post(struct reactor *r, struct mail *m)
+{
+    deliver(r, m, m);
+}
+
+void mail_send(struct reactor *r, struct mail *m)
+{
+    struct outbox *box = self->out;
+
+    while (box < self->out + self->nr_out && box->to != r)
+        box++;
+    if (box == self->out + REACTORS_MAX) {
+        mail_post(r, m);
+    } else if (box == self->out + self->nr_out) {
+        self->nr_out++;
+        *box = (struct outbox){r, m, m};
+    } else {
+        m->next = box->newest;
+        box->newest = m;
+    }
+}
+
+static void send_mail(struct reactor *r)
+{
+    for (struct outbox *box = r->out; box < r->out + r->nr_out; box++)
+        deliver(box->to, box->newest, box->oldest);
+    r->nr_out = 0;
 }
 
 static void read_mail(struct reactor *r)
@@ -140,6 +171,7 @@ struct co *reactor_new_co(co_fn *fn, void *arg)
         return NULL;
     co->home = self;
     co->io = NULL;
+    co->route = NULL;
     self->live++;
     make_runnable(self, co);
     return co;
@@ -229,6 +261,7 @@ static void turn(struct reactor *r)
         if (!r->run.head)
             break;
     }
+    send_mail(r);
     if (r->live == 0 && r->zombies == 0)
         return;
     bool wait = !r->run.head && !r->yielded.head;

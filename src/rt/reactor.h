@@ -62,6 +62,9 @@ SUSPENDS ssize_t io_recv(int fd, void *buf, size_t len); /* 0 at the end of the 
 SUSPENDS ssize_t io_sendmsg(int fd, const struct msghdr *msg, int flags); /* MSG_NOSIGNAL added */
 SUSPENDS int io_connect(int fd, const struct sockaddr *addr, socklen_t len);
 SUSPENDS int io_poll(int fd, short events); /* revents; works on eventfd, signalfd, pidfd */
+/* From here to its end, or the next call of this, the coroutine's reads and writes go through the
+ * ring of r, which must outlive it; it itself stays where it is. NULL: its own ring again. */
+void io_route(struct reactor *r);
 /* Cancels the I/O in which `co` is suspended, if any: that call returns -ECANCELED (or its
  * result if it was just done). Same reactor only. */
 void io_cancel(struct co *co);

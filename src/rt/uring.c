@@ -62,7 +62,9 @@ static void watch_mailbox(struct reactor *r, struct uring *u)
     struct io_uring_sqe *sqe = get_sqe(&u->ring);
 
     CHECK_THAT(sqe); /* called at the start and while completions are read: there is room */
-    io_uring_prep_poll_add(sqe, r->event_fd, POLLIN);
+    /* Each write completes it once more; the counter is never read, so a wake costs no call here.
+     */
+    io_uring_prep_poll_multishot(sqe, r->event_fd, POLLIN);
     io_uring_sqe_set_data64(sqe, EVENT_TAG);
 }
 
@@ -190,7 +192,7 @@ static void uring_cancel(struct reactor *r, struct io_req *req)
 static void take_completions(struct reactor *r, struct uring *u)
 {
     struct io_uring_cqe *cqe;
-    bool mail = false;
+    bool rearm = false;
     unsigned head, nr = 0;
 
     io_uring_for_each_cqe(&u->ring, head, cqe)
@@ -201,10 +203,10 @@ static void take_completions(struct reactor *r, struct uring *u)
         if (data > EVENT_TAG)
             io_complete((struct io_req *)(uintptr_t)data, cqe->res);
         else if (data == EVENT_TAG)
-            mail = true;
+            rearm = !(cqe->flags & IORING_CQE_F_MORE);
     }
     io_uring_cq_advance(&u->ring, nr);
-    if (mail) {
+    if (rearm) { /* kernels that end it after one, or ran out of room */
         uint64_t count;
         ssize_t rc = read(r->event_fd, &count, sizeof(count));
 
@@ -246,6 +248,7 @@ static void uring_turn(struct reactor *r, bool wait, uint64_t deadline)
 
 const struct backend uring_backend = {
     .name = "io_uring",
+    .has_ring = true,
     .init = uring_init,
     .fini = uring_fini,
     .submit = uring_submit,

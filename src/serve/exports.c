@@ -180,11 +180,13 @@ SUSPENDS int serve_nbd_start(struct serve *s, const struct nbd_server_opts *opts
                              struct err *err)
 {
     struct serve_nbd *n = calloc(1, sizeof(*n));
+    struct nbd_server_opts all = *opts;
 
     if (!n)
         return err_errno(err, -ENOMEM, "start the NBD server");
     n->by_qmp = by_qmp;
-    int rc = nbd_server_start(opts, &n->nbd, err);
+    all.reactors = s->reactors;
+    int rc = nbd_server_start(&all, &n->nbd, err);
     if (rc < 0) {
         free(n);
         return rc;

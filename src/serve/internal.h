@@ -70,7 +70,8 @@ struct serve {
     const struct serve_opts *opts;
     struct chain *chain; /* owned; the disk */
     struct jobs *jobs;
-    struct qmp_server *qmp; /* NULL: no control socket */
+    struct qmp_server *qmp;    /* NULL: no control socket */
+    struct reactors *reactors; /* owned; where NBD sessions run */
     struct list nbds, exports, nodes, job_notes;
     struct pivot_stats last_pivot;
     struct co_group group; /* signals */

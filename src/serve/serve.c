@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include "rt/reactor.h"
+#include "rt/reactors.h"
 #include "serve/internal.h"
 
 #define WATCH_NS NSEC_PER_SEC
@@ -192,6 +193,9 @@ SUSPENDS static int serve_start(struct serve *s, struct err *err)
 {
     int rc = signals_start(s, err);
 
+    s->reactors = reactors_new(s->opts->threads ? s->opts->threads : 1);
+    if (rc == 0 && !s->reactors)
+        rc = err_errno(err, -ENOMEM, "start");
     if (rc == 0)
         rc = open_disk(s, err);
     bool is_held = rc == 0;
@@ -259,6 +263,7 @@ SUSPENDS static int serve_stop(struct serve *s, struct err *err)
         rc = chain_close(s->chain, &close_err);
     s->chain = NULL;
     signals_stop(s);
+    reactors_free(TAKE_PTR(s->reactors));
     if (rc < 0)
         return err_set(err, rc, "close '%s': %s", serve_name(s), err_text(&close_err));
     return 0;

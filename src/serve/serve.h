@@ -35,6 +35,7 @@ struct serve_opts {
     const struct serve_snapshot *snapshots;
     unsigned nb_snapshots;
     unsigned max_connections;
+    unsigned threads; /* reactors that connections are spread over, ours among them; 0: 1 */
     /* Called once when the disk is open and locked and the control socket can be connected to,
      * before any client is let in. May be NULL. */
     void (*opened)(void *ctx);

@@ -1,8 +1,10 @@
 /*
  * What each command does on the chain, and how it is answered.
  *
- * Spec: "Request types", "Command flags", "Error values". A request that comes here is inside the
- * export; its payload memory is taken.
+ * Spec: "Request types", "Command flags", "Error values". nbd_command_check() is the session's and
+ * asks nothing of the disk; all else runs on the home reactor. The payload memory of a request that
+ * comes here is taken. Once the last part of its answer is queued, a request is not touched again:
+ * another thread may be sending it.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,7 +16,7 @@
 /* Zeroing and discarding pass the chain's gate in steps, so that a pivot need not wait for long. */
 #define RANGE_STEP (128 * MIB)
 
-unsigned nbd_error_of(int rc)
+static unsigned error_of(int rc)
 {
     switch (-rc) {
     case 0:
@@ -72,14 +74,19 @@ static bool zero_is_cheap(const struct nbd_request *req)
            (is_aligned(end, h->cluster_size) || end == nbd_export_len(req->conn->exp));
 }
 
-static unsigned check_range(const struct nbd_request *req)
+/* What depends on the disk as it is now. */
+static unsigned check_disk(const struct nbd_request *req)
 {
     bool fills = req->type == NBD_CMD_WRITE || req->type == NBD_CMD_WRITE_ZEROES;
 
+    if (req->type == NBD_CMD_FLUSH)
+        return NBD_OK;
     if (!range_ok(req->off, req->len, nbd_export_len(req->conn->exp)))
         return fills ? NBD_ENOSPC : NBD_EINVAL;
     if ((req->type == NBD_CMD_READ || req->type == NBD_CMD_WRITE) && req->len > NBD_MAX_REQUEST_LEN)
         return NBD_EINVAL;
+    if ((req->flags & NBD_CMD_FLAG_FAST_ZERO) && !zero_is_cheap(req))
+        return NBD_ENOTSUP;
     return NBD_OK;
 }
 
@@ -90,17 +97,12 @@ unsigned nbd_command_check(const struct nbd_request *req)
     if (req->type > NBD_CMD_BLOCK_STATUS || req->type == NBD_CMD_DISC ||
         (req->flags & ~allowed_flags(req)))
         return NBD_EINVAL;
-    if (req->type == NBD_CMD_FLUSH)
-        return NBD_OK;
     if (changes_data(req->type) && !conn->exp->writable)
         return NBD_EPERM;
     if (req->type == NBD_CMD_BLOCK_STATUS &&
         (req->len == 0 || !(conn->contexts[NBD_CONTEXT_BASE] || conn->contexts[NBD_CONTEXT_DEPTH])))
         return NBD_EINVAL;
-    unsigned error = check_range(req);
-    if (error == NBD_OK && (req->flags & NBD_CMD_FLAG_FAST_ZERO) && !zero_is_cheap(req))
-        return NBD_ENOTSUP;
-    return error;
+    return NBD_OK;
 }
 
 /* ---- reading ---- */
@@ -144,7 +146,7 @@ static void read_chunks(struct nbd_request *req)
         int rc = read_export(req->conn->exp, req->off + done, req->grant.data, n);
 
         if (rc < 0) {
-            nbd_answer(req, nbd_error_of(rc));
+            nbd_answer(req, error_of(rc));
             return;
         }
         head_data(req, req->off + done, n, last);
@@ -164,23 +166,24 @@ static void read_stream(struct nbd_request *req)
     int rc = read_export(req->conn->exp, req->off, req->grant.data, req->grant.len);
 
     if (rc < 0) {
-        nbd_answer(req, nbd_error_of(rc));
+        nbd_answer(req, error_of(rc));
         return;
     }
     head_data(req, req->off, req->len, true);
     req->more = true;
     queue_piece(req, req->grant.len, false);
-    for (size_t done = req->grant.len; done < req->len;) {
-        size_t n = MIN(req->grant.len, req->len - done);
+    size_t len = req->len;
+    for (size_t done = req->grant.len; done < len;) {
+        size_t n = MIN(req->grant.len, len - done);
 
         nbd_queue_wait(req);
         rc = req->conn->failed ? -EPIPE
                                : read_export(req->conn->exp, req->off + done, req->grant.data, n);
         if (rc < 0)
             nbd_conn_fail(req->conn);
-        done = rc < 0 ? req->len : done + n;
+        done = rc < 0 ? len : done + n;
         req->head_len = 0;
-        req->more = done < req->len;
+        req->more = done < len;
         queue_piece(req, rc < 0 ? 0 : n, !req->more);
     }
 }
@@ -198,7 +201,7 @@ static void run_read(struct nbd_request *req)
         int rc = read_export(exp, req->off, req->grant.data, req->len);
 
         if (rc < 0) {
-            nbd_answer(req, nbd_error_of(rc));
+            nbd_answer(req, error_of(rc));
             return;
         }
         head_data(req, req->off, req->len, true);
@@ -212,22 +215,48 @@ static void run_read(struct nbd_request *req)
 
 /* ---- writing ---- */
 
-int nbd_command_write(struct nbd_request *req, uint64_t off, void *buf, size_t len)
+SUSPENDS
+static int write_export(struct nbd_request *req, uint64_t off, void *buf, size_t len)
 {
     struct nbd_export *exp = req->conn->exp;
     IOV_ITER_BUF(it, iov, buf, len);
 
+    exp->stats.writes += off == req->off;
+    exp->stats.write_bytes += len;
     return chain_write(exp->chain, off, len, &it, req->flags & NBD_CMD_FLAG_FUA ? BLK_FUA : 0);
+}
+
+struct piece {
+    struct nbd_request *req;
+    uint64_t off;
+    void *buf;
+    size_t len;
+};
+
+SUSPENDS_UNCHECKED static int write_piece(void *arg)
+{
+    const struct piece *p = arg;
+    unsigned error = check_disk(p->req);
+
+    return (int)(error ? error : error_of(write_export(p->req, p->off, p->buf, p->len)));
+}
+
+unsigned nbd_command_write(struct nbd_request *req, uint64_t off, void *buf, size_t len)
+{
+    struct piece p = {req, off, buf, len};
+    struct reactor *home = req->conn->server->home;
+    int rc = req->conn->reactor == home ? write_piece(&p) : reactor_call(home, write_piece, &p);
+
+    return rc < 0 ? error_of(rc) : (unsigned)rc;
 }
 
 SUSPENDS
 static int run_write(struct nbd_request *req)
 {
-    struct nbd_export *exp = req->conn->exp;
-
-    exp->stats.writes++;
-    exp->stats.write_bytes += req->len;
-    return req->len ? nbd_command_write(req, req->off, req->grant.data, req->len) : 0;
+    if (req->len > 0)
+        return write_export(req, req->off, req->grant.data, req->len);
+    req->conn->exp->stats.writes++;
+    return 0;
 }
 
 SUSPENDS
@@ -404,7 +433,7 @@ static void run_status(struct nbd_request *req)
     }
     int rc = walk_status(req, x);
     if (rc < 0)
-        nbd_answer(req, nbd_error_of(rc));
+        nbd_answer(req, error_of(rc));
     else
         answer_status(req, x);
 }
@@ -431,12 +460,18 @@ static int run_changing(struct nbd_request *req)
 SUSPENDS_UNCHECKED int nbd_command_run(void *arg)
 {
     struct nbd_request *req = arg;
+    const struct nbd_conn *conn = req->conn;
+    unsigned error = check_disk(req);
 
-    if (req->type == NBD_CMD_READ)
+    if (req->routed)
+        io_route(conn->reactor);
+    if (error != NBD_OK)
+        nbd_answer(req, error);
+    else if (req->type == NBD_CMD_READ)
         run_read(req);
     else if (req->type == NBD_CMD_BLOCK_STATUS)
         run_status(req);
     else
-        nbd_answer(req, nbd_error_of(run_changing(req)));
+        nbd_answer(req, error_of(run_changing(req)));
     return 0;
 }

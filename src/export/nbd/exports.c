@@ -168,6 +168,7 @@ void nbd_export_set_chain(struct nbd_export *exp, struct chain *chain)
 void nbd_export_get_stats(const struct nbd_export *exp, struct export_stats *ret)
 {
     *ret = exp->stats;
+    ret->errors = atomic_load_explicit(&exp->errors, memory_order_relaxed);
 }
 
 const char *nbd_export_name(const struct nbd_export *exp)

@@ -1,5 +1,10 @@
 /*
- * The NBD server's own structs. One reactor; nothing here is shared between threads.
+ * The NBD server's own structs.
+ *
+ * All of it belongs to the home reactor, the one of the engine, but for a connection's session:
+ * that may run on another reactor, and then has what stands under "transmission" for itself. A
+ * request goes home by letter to be run, and its answer comes back by letter to be sent: whoever
+ * holds the letter has the request. On the home reactor the same steps are plain calls.
  *
  * Coroutines of a connection:
  *   conn      negotiates, then receives: parses a whole buffer of requests, starts one coroutine
@@ -7,13 +12,14 @@
  *   request   runs one command and queues its answer; then the queue owns the request
  *   sender    takes all answers that are queued and sends them with one call
  *
- *   free -> (received) running -> (answered) queued -> (sent) free
+ *   free -> (received) [letter home] running -> (answered) [letter back] queued -> (sent) free
  *
  * Ownership: the server owns exports and connections; a connection owns its requests.
  */
 #ifndef VARVE_EXPORT_NBD_INTERNAL_H
 #define VARVE_EXPORT_NBD_INTERNAL_H
 
+#include <stdatomic.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include "base/list.h"
@@ -21,6 +27,8 @@
 #include "export/export.h"
 #include "export/nbd/memory.h"
 #include "export/nbd/proto.h"
+#include "rt/mail.h"
+#include "rt/reactors.h"
 #include "rt/timer.h"
 #include "rt/wait.h"
 
@@ -31,12 +39,18 @@
 #define NBD_REQUESTS        128u /* taken from one connection and not yet answered */
 #define NBD_INPUT_LEN       ((size_t)128 << 10)
 #define NBD_MAX_LISTENERS   4u
+#define NBD_NEGOTIATORS     64u /* connections without a slot */
 #define NBD_SEND_BATCH      64u /* answers in one call */
 
-#define NBD_HANDSHAKE_NS (10 * NSEC_PER_SEC) /* a peer must reach transmission in this time */
-#define NBD_STOP_NS      (10 * NSEC_PER_SEC) /* a peer may take so long to read its answers */
-#define NBD_DROP_NS      (2 * NSEC_PER_SEC)  /* the same when its export goes away */
-#define NBD_LINGER_NS    (1 * NSEC_PER_SEC)
+#define NBD_HANDSHAKE_NS (10 * NSEC_PER_SEC)   /* a peer must reach transmission in this time */
+#define NBD_SILENCE_NS   (200 * NSEC_PER_MSEC) /* then one may be dropped for another that comes */
+/* So many requests of a session elsewhere take the home's time; then its own ring moves the data.
+ */
+#define NBD_ROUTE_FROM 8u
+
+#define NBD_STOP_NS   (10 * NSEC_PER_SEC) /* a peer may take so long to read its answers */
+#define NBD_DROP_NS   (2 * NSEC_PER_SEC)  /* the same when its export goes away */
+#define NBD_LINGER_NS (1 * NSEC_PER_SEC)
 
 enum { NBD_CONTEXT_BASE, NBD_CONTEXT_DEPTH, NBD_CONTEXTS };
 
@@ -49,13 +63,14 @@ struct nbd_export {
     struct layer *layer; /* NULL: the live top */
     bool writable, depth_context;
     bool suspended, removing;
-    struct export_stats stats;
+    struct export_stats stats; /* home's, without errors */
+    atomic_ulong errors;       /* atomic: counted where a request is refused */
 };
 
 struct nbd_input {
     int fd;
-    const bool *stop; /* when set, nothing more is received (-ECANCELED) */
-    uint8_t *buf;     /* NBD_INPUT_LEN */
+    const atomic_bool *stop; /* when set, nothing more is received (-ECANCELED) */
+    uint8_t *buf;            /* NBD_INPUT_LEN */
     size_t pos, end;
 };
 
@@ -63,9 +78,11 @@ struct nbd_conn;
 struct nbd_request {
     struct list node; /* conn->free_requests or conn->out */
     struct nbd_conn *conn;
+    struct mail mail; /* home, to be run; back, to be sent; home again, sent in part */
     uint64_t cookie, off;
     uint32_t len;
     uint16_t type, flags;
+    bool routed;            /* its data goes through the ring of the session's reactor */
     struct nbd_grant grant; /* payload memory */
     /* the answer, or the part of it that is queued */
     union {
@@ -80,7 +97,7 @@ struct nbd_request {
     size_t body_len;
     bool last;   /* the request is free once this is sent */
     bool more;   /* the next bytes on the wire must be this request's too */
-    bool queued; /* cleared when sent */
+    bool queued; /* until it is sent; of the reactor that runs it */
     struct wait_queue sent;
 };
 
@@ -89,24 +106,32 @@ struct nbd_conn {
     struct nbd_server *server;
     int fd;
     bool is_tcp;
-    struct co *co; /* negotiates and receives */
+    struct co *co; /* negotiates and waits for the session */
     /* negotiation */
     struct nbd_export *exp; /* NULL until transmission */
     bool fixed_newstyle, no_zeroes, structured;
     bool contexts[NBD_CONTEXTS];
     uint64_t contexts_export; /* id of the export they were set for */
     VEC(uint8_t) reply;       /* option replies not yet sent */
+    uint64_t heard_at;        /* when an option came last */
+    bool has_slot;            /* counts as one of max_conns */
     struct timer timer;       /* handshake, then the limit of a drop: shuts the socket down */
-    /* life */
-    bool closing; /* no further request is taken; what was taken is answered */
-    bool failed;  /* the socket is shut down: answers are thrown away */
+    /* life; atomic: set by whoever ends it */
+    atomic_bool closing; /* no further request is taken; what was taken is answered */
+    atomic_bool failed;  /* the socket is shut down: answers are thrown away */
+    /* of the session; fixed while it runs, the letter is the home's */
+    struct reactor *reactor;
+    struct mail cancel; /* stops its receiving */
+    bool cancel_sent;
+    struct co_group running; /* home's: requests */
     /* transmission */
+    struct co *receiver; /* NULL: not there yet, or not any more */
     struct nbd_input in;
     struct nbd_share share;
     struct nbd_request *requests; /* NBD_REQUESTS of them */
     struct list free_requests;
+    unsigned nr_taken; /* requests that are not free */
     struct wait_queue free_wait;
-    struct co_group running;
     struct co_group sending;
     struct list out;                      /* queued answers */
     struct nbd_request *stream;           /* has begun an answer whose rest must follow at once */
@@ -128,13 +153,18 @@ struct nbd_server {
     ino_t unix_ino;
     struct nbd_listener listeners[NBD_MAX_LISTENERS];
     unsigned nr_listeners;
-    unsigned max_conns, nr_conns;
+    struct reactor *home;
+    struct reactors *reactors; /* borrowed; NULL: sessions stay at home */
+    unsigned route_from;       /* NBD_ROUTE_FROM; tests change it */
+    unsigned nr_conns;
+    unsigned max_conns, nr_slots; /* those with an export, or that wait for one */
     bool stopping;
     uint64_t handshake_ns, stop_ns; /* NBD_HANDSHAKE_NS, NBD_STOP_NS; tests shorten them */
     uint64_t next_export_id;
     struct list exports, conns;
     struct co_group accepting, serving;
-    struct wait_queue slot_wait;   /* accepters while all slots are taken */
+    struct wait_queue slot_wait;   /* those in negotiation while all slots are taken */
+    struct co_cond room;           /* accepters while there is none */
     struct wait_queue gone_wait;   /* those who wait for connections to end */
     struct wait_queue resume_wait; /* handshakes for a suspended export */
     struct nbd_memory memory;
@@ -154,8 +184,11 @@ void nbd_unlisten(struct nbd_server *server);
 int nbd_server_adopt(struct nbd_server *server, int fd);
 /* Takes no further request of this connection; its socket is shut down after `limit_ns`. */
 void nbd_conn_close(struct nbd_conn *conn, uint64_t limit_ns);
-/* Breaks the connection at once. */
+/* Breaks the connection at once. Any thread that it cannot end under. */
 void nbd_conn_fail(struct nbd_conn *conn);
+/* Waits for a slot among max_conns and takes it, once a connection. -ESHUTDOWN: it is closing. */
+SUSPENDS
+int nbd_conn_take_slot(struct nbd_conn *conn);
 
 /* ---- exports.c ---- */
 struct nbd_export *nbd_export_lookup(struct nbd_server *server, const void *name, size_t len);
@@ -183,6 +216,9 @@ int nbd_option_answer(struct nbd_conn *conn, const struct nbd_option *opt);
 /* NULL when there is none; waits while it is suspended. */
 SUSPENDS
 struct nbd_export *nbd_await_export(struct nbd_conn *conn, const void *name, size_t len);
+/* The same for one that is to be attached: it takes a slot. */
+SUSPENDS
+struct nbd_export *nbd_enter_export(struct nbd_conn *conn, const void *name, size_t len);
 int nbd_reply_put(struct nbd_conn *conn, const void *data, size_t len);
 SUSPENDS
 int nbd_reply_flush(struct nbd_conn *conn);
@@ -212,20 +248,20 @@ void nbd_head_simple(struct nbd_request *req, unsigned error);
 void nbd_head_chunk(struct nbd_request *req, unsigned type, size_t head_len, size_t len, bool done);
 
 /* ---- session.c ---- */
-SUSPENDS
-void nbd_session(struct nbd_conn *conn);
+/* The whole of transmission (co_group_fn), on the reactor it is to stay on. */
+int nbd_session(void *conn);
 SUSPENDS
 struct nbd_request *nbd_request_get(struct nbd_conn *conn);
 void nbd_request_free(struct nbd_request *req);
 
 /* ---- command.c ---- */
-/* The wire error of a request that may not run, or NBD_OK. */
+/* The wire error of a request that may not run, whatever the disk is like, or NBD_OK. */
 unsigned nbd_command_check(const struct nbd_request *req);
-unsigned nbd_error_of(int rc);
-/* Runs a request (co_group_fn) and queues its answer. */
+/* Runs a request (co_group_fn) and queues its answer. Home. */
 int nbd_command_run(void *req);
-/* Writes one buffer of a write request; for those received in pieces. -errno. */
+/* Writes one buffer of a write request; for those received in pieces, first to last. A wire error.
+ * Any reactor. */
 SUSPENDS
-int nbd_command_write(struct nbd_request *req, uint64_t off, void *buf, size_t len);
+unsigned nbd_command_write(struct nbd_request *req, uint64_t off, void *buf, size_t len);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * Payload memory of one NBD server: a fixed number of bytes over all connections.
+ * Payload memory of one NBD server: a fixed number of bytes over all connections, whatever reactors
+ * they are on. A share is its connection's alone; what they have in common is atomic.
  *
  * Every connection owns a small slice that nobody else can take, so one that reads slowly, or
  * announces data and does not send it, never stops another. The rest is shared, first come,
@@ -11,6 +12,8 @@
 #ifndef VARVE_EXPORT_NBD_MEMORY_H
 #define VARVE_EXPORT_NBD_MEMORY_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,10 +26,13 @@ struct nbd_memory {
     uint64_t whole;      /* fixed after init */
     size_t slice_len;    /* fixed after init: bytes each connection owns */
     uint64_t shared_len; /* fixed after init */
-    uint64_t shared_left;
-    uint64_t used, used_max;
-    unsigned nr_shares;
-    struct wait_queue waiting;
+    /* atomic */
+    atomic_ulong shared_left;
+    atomic_ulong used, used_max;
+    atomic_uint nr_shares;
+    atomic_uint nr_waiting; /* set and looked at around shared_left: no wake is missed */
+    pthread_mutex_t lock;   /* never held over a wait */
+    struct list waiting;    /* under lock */
 };
 
 /* A connection's part. */
@@ -44,6 +50,7 @@ struct nbd_grant {
 };
 
 void nbd_memory_init(struct nbd_memory *m, uint64_t whole, unsigned max_shares);
+void nbd_memory_fini(struct nbd_memory *m);
 void nbd_share_init(struct nbd_share *s, struct nbd_memory *m);
 void nbd_share_fini(struct nbd_share *s);
 /*

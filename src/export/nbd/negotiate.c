@@ -41,7 +41,10 @@ struct nbd_export *nbd_await_export(struct nbd_conn *conn, const void *name, siz
 
     if (!exp || !exp->suspended)
         return exp;
+    if (nbd_conn_take_slot(conn) < 0)
+        return NULL;
     timer_disarm(&conn->timer);
+    exp = nbd_export_lookup(server, name, len);
     while (exp && exp->suspended && !conn->closing) {
         wait_queue_sleep(&server->resume_wait);
         exp = nbd_export_lookup(server, name, len);
@@ -50,6 +53,14 @@ struct nbd_export *nbd_await_export(struct nbd_conn *conn, const void *name, siz
         return NULL;
     timer_arm(&conn->timer, reactor_now() + server->handshake_ns);
     return exp;
+}
+
+struct nbd_export *nbd_enter_export(struct nbd_conn *conn, const void *name, size_t len)
+{
+    /* a name that is none takes no slot */
+    if (!nbd_export_lookup(conn->server, name, len) || nbd_conn_take_slot(conn) < 0)
+        return NULL;
+    return nbd_await_export(conn, name, len);
 }
 
 SUSPENDS
@@ -85,7 +96,7 @@ static int export_name(struct nbd_conn *conn, const struct nbd_option *opt)
 
     if (opt->len > NBD_MAX_NAME_LEN)
         return -EPROTO;
-    struct nbd_export *exp = nbd_await_export(conn, opt->data, opt->len);
+    struct nbd_export *exp = nbd_enter_export(conn, opt->data, opt->len);
     if (!exp)
         return -ENOENT;
     be64 len = be64_make(nbd_export_len(exp));
@@ -117,6 +128,7 @@ static int one_option(struct nbd_conn *conn)
 
     if (rc < 0)
         return rc;
+    conn->heard_at = reactor_now();
     struct nbd_option opt = {.type = be32_get(head.type), .len = be32_get(head.len)};
     bool old_way = opt.type == NBD_OPT_EXPORT_NAME;
     if (be64_get(head.magic) != NBD_MAGIC_OPTION || (!old_way && !conn->fixed_newstyle))

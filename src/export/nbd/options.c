@@ -193,7 +193,9 @@ static int option_info(struct nbd_conn *conn, const struct nbd_option *opt)
         return refuse(conn, opt, NBD_REP_ERR_INVALID, "malformed request for information");
     if (want.name.len > NBD_MAX_NAME_LEN)
         return refuse(conn, opt, NBD_REP_ERR_TOO_BIG, "export name too long");
-    struct nbd_export *exp = nbd_await_export(conn, want.name.at, want.name.len);
+    struct nbd_export *exp = opt->type == NBD_OPT_GO
+                                 ? nbd_enter_export(conn, want.name.at, want.name.len)
+                                 : nbd_await_export(conn, want.name.at, want.name.len);
     if (!exp)
         return refuse(conn, opt, NBD_REP_ERR_UNKNOWN, "no such export");
     int rc = describe(conn, opt, &want, exp);

@@ -87,8 +87,8 @@ void nbd_answer(struct nbd_request *req, unsigned error)
 {
     bool chunk = req->type == NBD_CMD_READ || req->type == NBD_CMD_BLOCK_STATUS;
 
-    if (error != NBD_OK)
-        req->conn->exp->stats.errors++;
+    if (error != NBD_OK) /* counted where it is refused, which may be another thread */
+        atomic_fetch_add_explicit(&req->conn->exp->errors, 1, memory_order_relaxed);
     if (chunk && req->conn->structured)
         answer_chunk(req, error);
     else
@@ -97,17 +97,32 @@ void nbd_answer(struct nbd_request *req, unsigned error)
 
 /* ---- queue ---- */
 
-void nbd_queue(struct nbd_request *req)
+static void queue_here(struct nbd_request *req)
 {
     struct nbd_conn *conn = req->conn;
 
-    CHECK_THAT(!req->queued);
-    req->queued = true;
     if (conn->stream == req)
         list_push_front(&conn->out, &req->node);
     else
         list_push_back(&conn->out, &req->node);
     wait_queue_wake_one(&conn->out_wait);
+}
+
+static void answer_came_back(struct mail *m)
+{
+    queue_here(container_of(m, struct nbd_request, mail));
+}
+
+void nbd_queue(struct nbd_request *req)
+{
+    CHECK_THAT(!req->queued);
+    req->queued = true;
+    if (req->conn->reactor == reactor_self()) {
+        queue_here(req);
+    } else {
+        req->mail.fn = answer_came_back;
+        mail_send(req->conn->reactor, &req->mail);
+    }
 }
 
 void nbd_queue_wait(struct nbd_request *req)
@@ -145,6 +160,15 @@ static unsigned gather(struct nbd_conn *conn, struct list *batch)
     return nr_iov;
 }
 
+/* A part of its answer has left. */
+static void part_is_sent(struct mail *m)
+{
+    struct nbd_request *req = container_of(m, struct nbd_request, mail);
+
+    req->queued = false;
+    wait_queue_wake_all(&req->sent);
+}
+
 static void release(struct list *batch)
 {
     struct list *node;
@@ -152,11 +176,15 @@ static void release(struct list *batch)
     while ((node = list_pop_front(batch))) {
         struct nbd_request *req = list_entry(node, struct nbd_request, node);
 
-        req->queued = false;
-        if (req->last)
+        if (req->last) {
+            req->queued = false;
             nbd_request_free(req);
-        else
-            wait_queue_wake_all(&req->sent);
+        } else if (req->conn->reactor == req->conn->server->home) {
+            part_is_sent(&req->mail);
+        } else {
+            req->mail.fn = part_is_sent;
+            mail_send(req->conn->server->home, &req->mail);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 /*
- * Transmission: requests in, one coroutine for each, answers out (output.c).
+ * Transmission: requests in, one coroutine for each, answers out (output.c). On whatever reactor
+ * the connection was given; the requests run at home.
  *
  * Invariants: 1. at most NBD_REQUESTS of a connection are taken and not yet sent; 2. the payload of
  * a write has been received whole before any of it is written, unless payload memory is too short
@@ -19,6 +20,7 @@ struct nbd_request *nbd_request_get(struct nbd_conn *conn)
 {
     while (list_empty(&conn->free_requests))
         wait_queue_sleep(&conn->free_wait);
+    conn->nr_taken++;
     return list_entry(list_pop_front(&conn->free_requests), struct nbd_request, node);
 }
 
@@ -26,6 +28,7 @@ void nbd_request_free(struct nbd_request *req)
 {
     nbd_share_give(&req->conn->share, &req->grant);
     list_push_front(&req->conn->free_requests, &req->node);
+    req->conn->nr_taken--;
     wait_queue_wake_one(&req->conn->free_wait);
 }
 
@@ -66,8 +69,6 @@ static int write_in_pieces(struct nbd_request *req, unsigned *ret_error)
 {
     struct nbd_input *in = &req->conn->in;
 
-    req->conn->exp->stats.writes++;
-    req->conn->exp->stats.write_bytes += req->len;
     for (uint32_t done = 0; done < req->len;) {
         size_t n = MIN(req->grant.len, (size_t)(req->len - done));
         int rc = nbd_input_copy(in, req->grant.data, n);
@@ -75,7 +76,7 @@ static int write_in_pieces(struct nbd_request *req, unsigned *ret_error)
         if (rc < 0)
             return rc;
         if (*ret_error == NBD_OK)
-            *ret_error = nbd_error_of(nbd_command_write(req, req->off + done, req->grant.data, n));
+            *ret_error = nbd_command_write(req, req->off + done, req->grant.data, n);
         done += (uint32_t)n;
     }
     return 0;
@@ -86,22 +87,22 @@ SUSPENDS
 static int take_write(struct nbd_request *req, unsigned error, bool *ret_run)
 {
     struct nbd_conn *conn = req->conn;
+    bool too_long = req->len > NBD_MAX_REQUEST_LEN; /* it is refused where it would be run */
     int rc = 0;
 
-    if (error == NBD_OK && req->len > 0 && nbd_share_take(&conn->share, req->len, &req->grant) < 0)
+    if (error == NBD_OK && req->len > 0 && !too_long &&
+        nbd_share_take(&conn->share, req->len, &req->grant) < 0)
         error = NBD_ENOMEM;
-    if (error != NBD_OK)
+    *ret_run = error == NBD_OK && (too_long || req->grant.len >= req->len);
+    if (error != NBD_OK || too_long)
         rc = nbd_input_skip(&conn->in, req->len);
-    else if (req->grant.len >= req->len)
+    else if (*ret_run)
         rc = nbd_input_copy(&conn->in, req->grant.data, req->len);
     else
         rc = write_in_pieces(req, &error);
-    if (rc < 0)
-        return rc;
-    *ret_run = error == NBD_OK && req->grant.len >= req->len;
-    if (!*ret_run)
+    if (rc == 0 && !*ret_run)
         nbd_answer(req, error);
-    return 0;
+    return rc;
 }
 
 static size_t memory_wanted(const struct nbd_request *req)
@@ -130,6 +131,31 @@ static void take_other(struct nbd_request *req, unsigned error, bool *ret_run)
         nbd_answer(req, error);
 }
 
+/* On the home reactor. */
+static void start_request(struct nbd_request *req)
+{
+    if (co_group_spawn(&req->conn->running, nbd_command_run, req) < 0)
+        nbd_answer(req, NBD_ENOMEM);
+}
+
+static void request_came_home(struct mail *m)
+{
+    start_request(container_of(m, struct nbd_request, mail));
+}
+
+static void hand_over(struct nbd_request *req)
+{
+    const struct nbd_server *server = req->conn->server;
+
+    if (req->conn->reactor == server->home) {
+        start_request(req);
+        return;
+    }
+    req->routed = req->conn->nr_taken >= server->route_from;
+    req->mail.fn = request_came_home;
+    mail_send(server->home, &req->mail);
+}
+
 SUSPENDS
 static int take_request(struct nbd_conn *conn, const struct nbd_wire_request *head)
 {
@@ -149,8 +175,8 @@ static int take_request(struct nbd_conn *conn, const struct nbd_wire_request *he
         take_other(req, error, &run);
     if (rc < 0)
         nbd_request_free(req);
-    else if (run && co_group_spawn(&conn->running, nbd_command_run, req) < 0)
-        nbd_answer(req, NBD_ENOMEM);
+    else if (run)
+        hand_over(req);
     return rc;
 }
 
@@ -170,18 +196,24 @@ static void receive_all(struct nbd_conn *conn)
         nbd_conn_fail(conn);
 }
 
-void nbd_session(struct nbd_conn *conn)
+SUSPENDS_UNCHECKED int nbd_session(void *arg)
 {
+    struct nbd_conn *conn = arg;
+
+    conn->receiver = co_self();
     nbd_share_init(&conn->share, &conn->server->memory);
     if (alloc_requests(conn) < 0 || co_group_spawn(&conn->sending, nbd_sender, conn) < 0) {
         nbd_conn_fail(conn);
     } else {
         receive_all(conn);
-        co_group_wait(&conn->running);
+        while (conn->nr_taken > 0)
+            wait_queue_sleep(&conn->free_wait);
         conn->out_done = true;
         wait_queue_wake_one(&conn->out_wait);
         co_group_wait(&conn->sending);
     }
     nbd_share_fini(&conn->share);
     free(conn->requests);
+    conn->receiver = NULL;
+    return 0;
 }

@@ -8,9 +8,30 @@
 
 /* ---- rig ---- */
 
+struct reactors *rig_reactors(struct rig *rig)
+{
+    const char *threads = getenv("NBD_TEST_THREADS");
+
+    rig->reactors = reactors_new(threads ? (unsigned)atoi(threads) : 1);
+    CHECK(rig->reactors);
+    CHECK(reactors_get(rig->reactors) == reactor_self());
+    return rig->reactors;
+}
+
+void rig_route_all(struct rig *rig)
+{
+    rig->server->route_from = 0;
+}
+
+void rig_free_reactors(struct rig *rig)
+{
+    reactors_put(rig->reactors, reactor_self());
+    reactors_free(rig->reactors);
+}
+
 void rig_start_on(struct rig *rig, struct blk *blk, const struct nbd_server_opts *opts)
 {
-    struct nbd_server_opts none = {0};
+    struct nbd_server_opts all = opts ? *opts : (struct nbd_server_opts){0};
     struct layer_opts layer_opts = {.format = "raw", .writable = true};
     struct layer *layer;
     struct err err = {0};
@@ -18,7 +39,9 @@ void rig_start_on(struct rig *rig, struct blk *blk, const struct nbd_server_opts
     rig->blk = blk;
     CHECK_EQ(layer_from_blk(rig->blk, false, &layer_opts, &layer, &err), 0);
     CHECK_EQ(chain_from_layers(&layer, 1, 0, &rig->chain, &err), 0);
-    CHECK_EQ(nbd_server_start(opts ? opts : &none, &rig->server, &err), 0);
+    all.reactors = rig_reactors(rig);
+    CHECK_EQ(nbd_server_start(&all, &rig->server, &err), 0);
+    rig_route_all(rig);
     struct nbd_export_opts export = {
         .name = "disk",
         .description = "test disk",
@@ -43,6 +66,7 @@ void rig_stop(struct rig *rig)
     struct err err = {0};
 
     nbd_server_stop(rig->server);
+    rig_free_reactors(rig);
     CHECK_EQ(chain_close(rig->chain, &err), 0);
 }
 

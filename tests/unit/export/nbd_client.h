@@ -46,7 +46,14 @@ struct rig {
     struct chain *chain;
     struct nbd_server *server;
     struct nbd_export *exp; /* "disk", writable */
+    struct reactors *reactors;
 };
+/* Reactors for the sessions: $NBD_TEST_THREADS of them (default 1), all data routed; this one
+ * counts as used, so that the first session gets another. The caller gives them to the server. */
+SUSPENDS struct reactors *rig_reactors(struct rig *rig);
+/* Once the server was started with them. */
+void rig_route_all(struct rig *rig);
+SUSPENDS void rig_free_reactors(struct rig *rig);
 SUSPENDS void rig_start(struct rig *rig, uint64_t len, const struct nbd_server_opts *opts);
 /* The same on another device (taken), for which rig->blk stands then. */
 SUSPENDS void rig_start_on(struct rig *rig, struct blk *blk, const struct nbd_server_opts *opts);

@@ -27,7 +27,9 @@ SUSPENDS static void serve_file(struct rig *rig, const char *name)
 
     if (chain_open(path_of(name), &opts, &rig->chain, &err) < 0)
         test_fail(__FILE__, __LINE__, "%s", err_text(&err));
+    none.reactors = rig_reactors(rig);
     CHECK_EQ(nbd_server_start(&none, &rig->server, &err), 0);
+    rig_route_all(rig);
     struct nbd_export_opts export = {
         .name = "disk", .chain = rig->chain, .writable = true, .depth_context = true};
     CHECK_EQ(nbd_export_add(rig->server, &export, &rig->exp, &err), 0);

@@ -172,17 +172,22 @@ static const char *socket_path(void)
 
 static unsigned served;
 
-SUSPENDS_UNCHECKED static int one_visit(void *arg)
+SUSPENDS_UNCHECKED static int one_go(void *arg)
 {
     struct client *c = arg;
 
-    CHECK_EQ(client_hello(c, NBD_FLAG_FIXED_NEWSTYLE), 0);
     CHECK_EQ(client_go(c, "disk"), 0);
     CHECK(client_alive(c));
     served++;
     client_request(c, NBD_CMD_DISC, 0, 0, 0);
     client_close(c);
     return 0;
+}
+
+SUSPENDS_UNCHECKED static int one_visit(void *arg)
+{
+    CHECK_EQ(client_hello(arg, NBD_FLAG_FIXED_NEWSTYLE), 0);
+    return one_go(arg);
 }
 
 CO_TEST(three_hundred_clients_at_once)
@@ -200,7 +205,8 @@ CO_TEST(three_hundred_clients_at_once)
         CHECK_EQ(co_group_spawn(&group, one_visit, &clients[i]), 0);
     }
     for (unsigned i = 0; i < 200; i++) {
-        CHECK(rig.server->nr_conns <= 16);
+        CHECK(rig.server->nr_slots <= 16);
+        CHECK(rig.server->nr_conns - rig.server->nr_slots <= NBD_NEGOTIATORS);
         reactor_yield();
     }
     CHECK_EQ(co_group_wait(&group), 0);
@@ -227,6 +233,62 @@ CO_TEST(half_open_peers_do_not_keep_the_slots)
     client_close(&c);
     for (unsigned i = 0; i < ARRAY_SIZE(idle); i++)
         client_close(&idle[i]);
+    rig_stop(&rig);
+}
+
+/* More than may negotiate at once, and none of them says a word. */
+CO_TEST(silent_peers_keep_nobody_out)
+{
+    struct nbd_server_opts opts = {.unix_path = socket_path(), .max_connections = 4};
+    static struct client idle[3 * NBD_NEGOTIATORS];
+    struct client old, c;
+    struct rig rig;
+
+    rig_start(&rig, LEN, &opts);
+    connect_unix(&old, opts.unix_path);
+    CHECK_EQ(client_hello(&old, NBD_FLAG_FIXED_NEWSTYLE), 0);
+    CHECK_EQ(client_go(&old, "disk"), 0);
+    uint64_t begin = reactor_now();
+    for (unsigned i = 0; i < ARRAY_SIZE(idle); i++)
+        connect_unix(&idle[i], opts.unix_path);
+    connect_unix(&c, opts.unix_path);
+    CHECK_EQ(client_hello(&c, NBD_FLAG_FIXED_NEWSTYLE), 0);
+    CHECK_EQ(client_go(&c, "disk"), 0);
+    CHECK(reactor_now() - begin < rig.server->handshake_ns / 2);
+    CHECK(client_alive(&c));
+    CHECK(client_alive(&old)); /* one with an export is not dropped for others */
+    client_close(&c);
+    client_close(&old);
+    for (unsigned i = 0; i < ARRAY_SIZE(idle); i++)
+        client_close(&idle[i]);
+    rig_stop(&rig);
+}
+
+/* Those who came too late wait with their handshake done, and are not late themselves. */
+CO_TEST(who_waits_for_a_slot_is_not_dropped)
+{
+    struct nbd_server_opts opts = {.unix_path = socket_path(), .max_connections = 1};
+    struct client first, second;
+    struct co_group group;
+    struct rig rig;
+
+    rig_start(&rig, LEN, &opts);
+    rig.server->handshake_ns = 30 * NSEC_PER_MSEC;
+    connect_unix(&second, opts.unix_path);
+    CHECK_EQ(client_hello(&second, NBD_FLAG_FIXED_NEWSTYLE), 0);
+    connect_unix(&first, opts.unix_path);
+    CHECK_EQ(client_hello(&first, NBD_FLAG_FIXED_NEWSTYLE), 0);
+    CHECK_EQ(client_go(&first, "disk"), 0);
+    served = 0;
+    co_group_init(&group);
+    CHECK_EQ(co_group_spawn(&group, one_go, &second), 0);
+    timer_sleep(100 * NSEC_PER_MSEC);
+    CHECK_EQ(served, 0);
+    CHECK_EQ(rig.server->nr_slots, 1);
+    client_close(&first);
+    CHECK_EQ(co_group_wait(&group), 0);
+    CHECK_EQ(served, 1);
+    rig_await_conns(&rig, 0);
     rig_stop(&rig);
 }
 
