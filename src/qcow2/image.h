@@ -165,7 +165,7 @@ struct image_stats {
     uint64_t cache_hits, cache_misses, cache_bytes, cache_bytes_max;
     uint64_t cow_reads, cow_read_bytes, cow_write_bytes;
     uint64_t clusters_allocated, clusters_freed, runs_allocated, refcount_writes, l2_writes;
-    uint64_t claim_waits, flushes;
+    uint64_t claim_waits, write_joins, flushes;
 };
 void image_get_stats(const struct image *img, struct image_stats *ret);
 

@@ -49,11 +49,22 @@ struct host_free {
     uint64_t seq; /* requests up to this one may still use them */
     bool discard; /* give the space back to the device too */
 };
+/* A write that goes along with the one that holds its clusters: see claim.c. On its own stack. */
+struct join {
+    struct list link;
+    uint64_t guest_off, len;
+    const struct iov_iter *iov;
+    bool taken; /* its data is part of the other's write */
+    bool done;  /* and that has succeeded */
+};
 /* One allocating request's hold on guest clusters: see claim.c. */
 struct claim {
     struct list link;
     uint64_t first, last; /* guest cluster numbers, both included */
     struct wait_queue waiters;
+    bool open;           /* writes may join */
+    uint64_t start, end; /* guest bytes that the holder writes itself; while open */
+    struct list joins;   /* struct join by guest offset; no two of them overlap */
 };
 
 struct image {
@@ -209,6 +220,13 @@ bool meta_may_hold_data(const struct image *img, uint64_t cluster);
 /* Takes the clusters if nobody has one of them: true. Else sleeps until the first one in the way
  * is given back: false, and the caller looks at the map again. */
 SUSPENDS bool claim_take(struct image *img, struct claim *claim, uint64_t first, uint64_t last);
+/* Writes to parts of the clusters that [start, end) does not cover may join from now on. */
+void claim_open(struct claim *claim, uint64_t start, uint64_t end);
+/* Goes along with the open claim on the clusters of join->guest_off, as far as it reaches: sleeps
+ * until it is dropped and returns true; join->done tells whether join->len bytes are written, else
+ * the caller looks at the map again. False at once where there is no such claim. */
+SUSPENDS bool claim_join(struct image *img, struct join *join);
+/* Wakes those who wait and those who joined. */
 void claim_drop(struct claim *claim);
 
 /* ---- map.c ---- */
@@ -265,11 +283,14 @@ SUSPENDS int refcount_block_in(struct image *img, uint64_t index, uint64_t clust
 bool cow_is_zero(struct image *img, uint64_t guest_off, uint64_t len,
                  const struct image_below *below);
 /* A write of [guest_off, +len) at host_off, widened by what it leaves open of its first and last
- * unit: `head` bytes before and `tail` bytes behind it. `fresh`: the host space reads as zero. */
+ * unit: `head` bytes before and `tail` bytes behind it. `fresh`: the host space reads as zero.
+ * Joins of the claim that are taken lie in head and tail; others are taken on the way if they do,
+ * then the claim is closed. */
 struct cow_write {
     uint64_t guest_off, len, host_off;
     uint64_t head, tail;
     bool fresh;
+    struct claim *claim;
 };
 SUSPENDS int cow_write(struct image *img, const struct cow_write *w, struct iov_iter *iov,
                        const struct image_below *below);

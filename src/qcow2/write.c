@@ -12,10 +12,13 @@
  *     from them before the waits still holds behind them.
  *  2. A subcluster that is already allocated in place is never filled from its old content: a
  *     write in place may be going on there.
+ *  3. Writes that join (claim.c) become head or tail of the one they join, as long as what lies
+ *     between has to be filled anyway: it stays one range on the device, of these clusters alone.
  */
 #include "base/bits.h"
 #include "base/check.h"
 #include "qcow2/internal.h"
+#include "rt/reactor.h"
 
 /* What one step of an allocating write covers. */
 struct plan {
@@ -92,14 +95,85 @@ static uint64_t open_bytes(const struct image *img, const struct plan *p, struct
     return to_cluster_edge & ((1ull << img->hdr.subcluster_bits) - 1);
 }
 
+static uint64_t open_before(const struct image *img, const struct slice *s, const struct plan *p,
+                            uint64_t start)
+{
+    return open_bytes(img, p, entry_at(img, s, start), sub_index(img, start),
+                      in_cluster(img, start));
+}
+
+static uint64_t open_behind(const struct image *img, const struct slice *s, const struct plan *p,
+                            uint64_t end)
+{
+    return open_bytes(img, p, entry_at(img, s, end - 1), sub_index(img, end - 1),
+                      align_up(end, img->hdr.cluster_size) - end);
+}
+
 static void plan_edges(const struct image *img, const struct slice *s, struct plan *p)
 {
-    uint64_t cs = img->hdr.cluster_size, end = p->guest_off + p->len;
+    p->head = open_before(img, s, p, p->guest_off);
+    p->tail = open_behind(img, s, p, p->guest_off + p->len);
+}
 
-    p->head = open_bytes(img, p, entry_at(img, s, p->guest_off), sub_index(img, p->guest_off),
-                         in_cluster(img, p->guest_off));
-    p->tail = open_bytes(img, p, entry_at(img, s, end - 1), sub_index(img, end - 1),
-                         align_up(end, cs) - end);
+/* ---- writes that join ---- */
+
+static void take_joins_before(const struct image *img, const struct slice *s, struct plan *p,
+                              struct claim *claim)
+{
+    for (struct list *it = claim->joins.prev; it != &claim->joins; it = it->prev) {
+        struct join *j = list_entry(it, struct join, link);
+        uint64_t start = p->guest_off - p->head, end = j->guest_off + j->len;
+
+        if (j->guest_off > p->guest_off)
+            continue;
+        if (end + open_behind(img, s, p, end) < start)
+            break;
+        start = MIN(start, j->guest_off - open_before(img, s, p, j->guest_off));
+        p->head = p->guest_off - start;
+        j->taken = true;
+    }
+}
+
+static void take_joins_behind(const struct image *img, const struct slice *s, struct plan *p,
+                              struct claim *claim)
+{
+    uint64_t limit = (p->first + p->nr) << img->hdr.cluster_bits;
+
+    list_for_each(it, &claim->joins) {
+        struct join *j = list_entry(it, struct join, link);
+        uint64_t end = p->guest_off + p->len + p->tail, j_end = j->guest_off + j->len;
+
+        if (j->guest_off < p->guest_off)
+            continue;
+        if (j_end > limit || j->guest_off - open_before(img, s, p, j->guest_off) > end)
+            break;
+        end = MAX(end, j_end + open_behind(img, s, p, j_end));
+        p->tail = end - p->guest_off - p->len;
+        j->taken = true;
+    }
+}
+
+/* What arrived together with this write and belongs to the same clusters comes in now. */
+SUSPENDS static void gather_joins(struct image *img, const struct slice *s, struct plan *p,
+                                  struct claim *claim)
+{
+    uint64_t end = p->guest_off + p->len;
+
+    if (is_aligned(p->guest_off | end, img->hdr.cluster_size))
+        return;
+    claim_open(claim, p->guest_off, end);
+    reactor_yield();
+    take_joins_before(img, s, p, claim);
+    take_joins_behind(img, s, p, claim);
+}
+
+static void joins_done(struct claim *claim)
+{
+    list_for_each(it, &claim->joins) {
+        struct join *j = list_entry(it, struct join, link);
+
+        j->done = j->taken;
+    }
 }
 
 SUSPENDS static int plan_host(struct image *img, struct plan *p)
@@ -181,8 +255,8 @@ static void update_entries(struct image *img, struct slice *s, const struct plan
 
 /* Under the claim. */
 SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct plan *p,
-                                  struct iov_iter *iov, const struct image_below *below,
-                                  struct room *room)
+                                  struct claim *claim, struct iov_iter *iov,
+                                  const struct image_below *below, struct room *room)
 {
     /* now, so that the update cannot fail; the pin keeps the table */
     int rc = cache_expand(img, s);
@@ -192,6 +266,7 @@ SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct pla
     if (rc < 0)
         return rc;
     plan_edges(img, s, p);
+    gather_joins(img, s, p, claim);
     struct cow_write w = {
         .guest_off = p->guest_off,
         .len = p->len,
@@ -199,13 +274,16 @@ SUSPENDS static int write_claimed(struct image *img, struct slice *s, struct pla
         .head = p->head,
         .tail = p->tail,
         .fresh = p->run.fresh,
+        .claim = claim,
     };
     struct iov_iter sub = iter_sub(iov, p->len);
     rc = cow_write(img, &w, &sub, below);
-    if (rc == 0)
+    if (rc == 0) {
         update_entries(img, s, p, room);
-    else if (!p->reuse)
+        joins_done(claim);
+    } else if (!p->reuse) {
         alloc_give_back(img, p->run.first, p->run.nr);
+    }
     return rc;
 }
 
@@ -214,14 +292,20 @@ SUSPENDS static int write_new(struct image *img, struct slice *s, uint64_t guest
                               struct iov_iter *iov, const struct image_below *below,
                               struct room *room, uint64_t *ret_done)
 {
+    struct join join = {.guest_off = guest_off, .len = len, .iov = iov};
     struct claim claim;
     struct plan p;
     int rc = make_plan(img, s, guest_off, len, &p);
 
     *ret_done = 0;
+    if (rc == 0 && claim_join(img, &join)) {
+        *ret_done = join.done ? join.len : 0;
+        img->stats.write_joins += join.done;
+        return 0;
+    }
     if (rc < 0 || !claim_take(img, &claim, p.first, p.first + p.nr - 1))
         return rc;
-    rc = write_claimed(img, s, &p, iov, below, room);
+    rc = write_claimed(img, s, &p, &claim, iov, below, room);
     claim_drop(&claim);
     if (rc == 0)
         *ret_done = p.len;

@@ -212,6 +212,7 @@ static json_t *image_figures(const struct image *img)
     STAT(obj, st, refcount_writes);
     STAT(obj, st, l2_writes);
     STAT(obj, st, claim_waits);
+    STAT(obj, st, write_joins);
     STAT(obj, st, flushes);
     set(obj, "unwritten", json_boolean(image_is_unwritten(img)));
     set(obj, "records", json_u64(image_records(img)));

@@ -53,7 +53,7 @@ struct world {
     struct image_below layers;
     struct op ops[ROUND_OPS];
     unsigned nr_ops;
-    uint64_t nr_done, claim_waits;
+    uint64_t nr_done, claim_waits, write_joins;
 };
 
 static uint64_t pick(struct world *w, uint64_t n)
@@ -393,6 +393,7 @@ SUSPENDS static void reopen(struct world *w)
 
     image_get_stats(w->img, &stats);
     w->claim_waits += stats.claim_waits;
+    w->write_joins += stats.write_joins;
     if (image_close(w->img, &err) < 0)
         test_fail(__FILE__, __LINE__, "%s: close: %s", w->cfg->name, err_text(&err));
     if (w->cfg->real_file) {
@@ -500,8 +501,9 @@ SUSPENDS static int play(void *arg)
     CHECK_EQ(image_close(w.img, NULL), 0);
     if (w.dev)
         blk_close(w.dev);
-    printf("  %-16s %llu operations, %llu waits for claims\n", cfg->name,
-           (unsigned long long)w.nr_done, (unsigned long long)w.claim_waits);
+    printf("  %-16s %llu operations, %llu waits for claims, %llu writes joined others\n", cfg->name,
+           (unsigned long long)w.nr_done, (unsigned long long)w.claim_waits,
+           (unsigned long long)w.write_joins);
     free(w.model);
     free(w.below);
     return 0;
