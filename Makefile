@@ -4,7 +4,8 @@
 #   make demo       the main job on a directory pool, with a table of what happened
 #   make check      build and run the everyday tests
 #   make check-long the same with the slow suites in full
-#   make bench      the tables of docs/performance.md
+#   make bench      measures against QEMU and raw; writes docs/performance.md (over an hour; it can be interrupted)
+#   make bench-quick  the same, every kind of row, in less than half an hour. BENCH_ARGS="--rows RE --rounds N --qsd TREE ..."
 #   make install    PREFIX=/usr/local
 #
 # CC=clang, SANITIZE=address,undefined or SANITIZE=thread choose another build directory.
@@ -16,7 +17,7 @@ comma := ,
 BUILD ?= build$(if $(filter clang,$(CC)),-clang)$(if $(filter-out none,$(SANITIZE)),-$(subst $(comma),-,$(SANITIZE)))
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: all deps build demo check check-long bench install format layers clean
+.PHONY: all deps build demo check check-long bench bench-quick bench-profile install format layers clean
 all: build
 
 deps:
@@ -39,6 +40,13 @@ check-long: build
 
 bench: build
 	@bench/run $(BUILD)/src/cli/varve
+
+bench-quick: build
+	@bench/run $(BUILD)/src/cli/varve --quick
+
+# instructions a request, by callgrind; LABEL names the column in the page
+bench-profile: build
+	@bench/profile.py $(BUILD)/src/cli/varve --label "$(or $(LABEL),now)"
 
 install: build
 	meson install -C $(BUILD)

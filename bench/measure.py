@@ -8,7 +8,7 @@ from servers import Failed
 
 class Load:
     """one load of nbdload. phase: cold (the first requests after opening), first (places never written before in this
-    image), steady, prep (not measured). copies: bytes of the (sub)cluster that a write of it has to fill up, 0: nothing"""
+    image), steady, lookup (reads of holes: no device), prep (not measured). copies: bytes of the (sub)cluster that a write of it has to fill up, 0: nothing"""
 
     def __init__(self, name, phase='steady', copies=0, only=None, **args):
         self.name, self.phase, self.copies, self.only = name, phase, copies, only

@@ -14,7 +14,7 @@ KINDS = {
     'fresh': ('Images that are written for the first time', 'Nothing in them, nothing below them. raw: space allocated, never written.'),
     'clone': ('Linked clones', 'An overlay on a filled base. `first`: places that the clone does not have; where its (sub)cluster is larger than 4 KiB, every write copies.'),
     'internal': ('Snapshots inside the image and outside', 'One snapshot of a filled image: QEMU\'s internal one (`/internal`), or an overlay (128k, extended L2).'),
-    '1T': ('1 TiB with little memory', 'Metadata caches bounded to 32 MiB and to 1 GiB (QEMU: l2-cache-size of each layer). Reads go everywhere; `cold` is what the first 4000 requests got.'),
+    '1T': ('1 TiB with little memory', 'Metadata caches bounded to 32 MiB and to 1 GiB (QEMU: l2-cache-size of each layer). `lookup`: reads everywhere, of places never written, which cost the lookup and no device; `cold`: the first 4000. Other loads meet data at places all over the disk.'),
     'fragmented': ('1 TiB, clusters in no order', '64 KiB clusters at random places of the file.'),
     'memory': ('Memory', 'Bound 32 MiB; the most that the process held (VmHWM), libraries and shared memory included.'),
     'chain': ('Chains with data in every layer', 'Every block is in one of 1, 8 or 64 layers (`/1`, `/8`, `/64`), at random.'),

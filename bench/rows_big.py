@@ -28,21 +28,22 @@ def bounded(ctx, make, folder, rawlike=None, small_only=False):
     return out
 
 
-def warm(ctx, span=None, passes=2):
-    """touches every slice of the tables: a place in each 16 MiB, two times"""
+def warm(ctx, span=None):
+    """touches every slice of the tables: a place in each 32 MiB; not for ever where the cache is too small for them"""
     span = span or TIB
-    return [Load('prep', 'prep', rw='randread', depth=32, secs=0, once=True, slots=max(span // (16 * MIB), 1), slot_len=4096,
-                 **{'from': 0}, span=span) for _ in range(passes)]
+    return Load('prep', 'prep', rw='randread', depth=32, secs=max(1.5, 2 * ctx.secs), once=True, slots=max(span // (32 * MIB), 1), slot_len=4096,
+                **{'from': 0}, span=span)
 
 
 def loads(ctx, copies, span=None):
+    """lookup: reads of places that were never written, which cost the server its lookup and nothing else. The others meet data"""
     where = {'from': 0, 'span': span or TIB}
     some = dict(where, slots=slots(ctx), slot_len=4096)
-    return [Load('cold randread d32', 'cold', once=True, count=4000, seed=3, **where), *warm(ctx, span),
-            Load('randread d32', **where), Load('randread d1', depth=1, **where),
+    return [Load('cold lookup d32', 'cold', once=True, count=4000, seed=3, **where), warm(ctx, span),
+            Load('lookup d32', 'lookup', **where), Load('lookup d1', 'lookup', depth=1, **where),
             Load('first randwrite d32', 'first', copies, rw='randwrite', once=True, secs=10 * ctx.secs, **some),
-            Load('prep', 'prep', rw='randwrite', once=True, secs=0, **some),
-            Load('randwrite d32', rw='randwrite', **some), Load('randwrite d1', rw='randwrite', depth=1, **some)]
+            Load('prep', 'prep', rw='randwrite', once=True, secs=0, **some)] + [
+            Load('%s d%d' % (rw, d), rw=rw, depth=d, **some) for rw in ('randread', 'randwrite') for d in (1, 32)]
 
 
 def base_row(ctx, cluster, ext, quick):
@@ -100,7 +101,7 @@ def memory_row(ctx, conns, depth, clusters):
         return bounded(ctx, lambda p: fragmented(p, TIB, clusters), folder, small_only=True)
     where = {'from': 0, 'span': clusters * 64 * KIB}
     return Row('memory', '%dM clusters in no order, %d connections' % (clusters >> 20, conns), build,
-               [*warm(ctx, where['span']), Load('randread 4k', depth=depth, conns=conns, **where),
+               [warm(ctx, where['span']), Load('randread 4k', depth=depth, conns=conns, **where),
                 Load('randread 64k', depth=depth, conns=conns, bs=64 * KIB, **where),
                 Load('randrw 4k', rw='randrw', depth=depth, conns=conns, slots=slots(ctx), slot_len=4096, **where)], True, room=4 * GIB)
 

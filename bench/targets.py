@@ -113,7 +113,7 @@ def speed_checks(all_groups, g):
                 yield Check('CPU of QEMU\'s, depth %s' % ('1' if queue == 1 else '16 and more'), g.kind, g.row, g.load + variant, g.ratio(ours, theirs, 'cpu_us'),
                             1.0 if queue == 1 else .5, '<=')
         raw = g.raw()
-        if raw and not c['copies'] and c['phase'] != 'cold' and not (g.kind == 'fsync' and c['phase'] == 'first'):
+        if raw and not c['copies'] and c['phase'] not in ('cold', 'lookup') and not (g.kind == 'fsync' and c['phase'] == 'first'):
             yield Check('of raw', g.kind, g.row, g.load + variant, g.ratio(ours, raw), .95)
 
 
@@ -133,7 +133,7 @@ def copy_checks(all_groups, g):
 
 def pair_checks(g):
     """varve against itself"""
-    steady = g.any['phase'] == 'steady'
+    steady = g.any['phase'] in ('steady', 'lookup')
     if g.kind in ('1T', 'fragmented') and steady:
         entropy = g.row == '4M clusters of 16M'
         yield Check('32 MiB of 1 GiB', g.kind, g.row, g.load, g.ratio('varve@32M', 'varve@1G'), None if entropy else .95)
