@@ -523,6 +523,11 @@ int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_data, uint
     return blk->ops->status(blk, off, MIN(len, blk->len - off), ret_data, ret_len);
 }
 
+int blk_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino)
+{
+    return blk->ops->identity ? blk->ops->identity(blk, ret_dev, ret_ino) : -ENOTSUP;
+}
+
 uint64_t blk_hole_bytes(struct blk *blk)
 {
     if (blk->ops->hole_bytes)

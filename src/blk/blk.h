@@ -53,6 +53,9 @@ struct blk_ops {
     uint64_t (*hole_bytes)(struct blk *blk);
     /* reserves space for [off, off+len) without changing content; grows the file; -ENOTSUP ok */
     int (*preallocate)(struct blk *blk, uint64_t off, uint64_t len);
+    /* which file or device it is, for as long as the host is up: a file as its file system numbers
+     * it; a block device: dev is UINT64_MAX, ino its number. NULL: it is nowhere to be found again */
+    int (*identity)(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino);
     void (*close)(struct blk *blk); /* frees the struct around blk, not its name */
 };
 
@@ -97,6 +100,8 @@ SUSPENDS int blk_status(struct blk *blk, uint64_t off, uint64_t len, bool *ret_d
 /* About how much of the device takes no space; 0: blk_status is not worth asking for holes. Cheap,
  * and not always of this very moment. */
 SUSPENDS uint64_t blk_hole_bytes(struct blk *blk);
+/* See blk_ops.identity. -ENOTSUP: it has none. */
+int blk_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino);
 /* Waits for nothing in flight: the caller has drained it. Frees blk. NULL is fine. */
 SUSPENDS void blk_close(struct blk *blk);
 
@@ -172,5 +177,11 @@ struct blk_crash_report {
 };
 int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret,
                   struct blk_crash_report *report);
+/* The same, and the power is on again: the device holds what survived, and nothing else. */
+int blk_crash_restart(struct blk *blk, uint64_t seed, struct blk_crash_report *report);
+/* The process that used it was killed, behind a stopped simulation; the device never lost power.
+ * What had completed is there, as unflushed as it was; what was under way took effect, did not, or in
+ * parts. */
+int blk_crash_kill(struct blk *blk, uint64_t seed);
 
 #endif

@@ -479,3 +479,64 @@ int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret, struct blk_c
     *ret = after;
     return 0;
 }
+
+int blk_crash_restart(struct blk *blk, uint64_t seed, struct blk_crash_report *report)
+{
+    struct crash_blk *c = crash_of(blk);
+    struct blk *after;
+    int rc = blk_crash_cut(blk, seed, &after, report);
+
+    if (rc < 0)
+        return rc;
+    records_free(&c->log);
+    records_free(&c->underway);
+    mem_pages_fini(&c->now);
+    mem_pages_fini(&c->stable);
+    c->now = c->stable = (struct mem_pages){0};
+    blk->len = c->stable_len = after->len;
+    blk->flush_failed = false;
+    rc = mem_pages_copy(&c->now, mem_pages_of(after));
+    if (rc == 0)
+        rc = mem_pages_copy(&c->stable, mem_pages_of(after));
+    mem_free(after);
+    return rc;
+}
+
+/* ---- kills ---- */
+
+/* Leaves sectors of it out, or none, or all. False: nothing of it took effect. */
+static bool thin_out(struct record *ch, struct mood *mood)
+{
+    unsigned keep = (unsigned)rng_below(&mood->rng, 3) * 32; /* in 64ths */
+
+    if (!has_sectors(ch))
+        return chance(mood, 32);
+    for (uint64_t i = 0; i < nr_sectors(ch); i++)
+        if (!chance(mood, keep) && record_kill(ch, ch->off + i * SECTOR, SECTOR) < 0)
+            return false;
+    return nr_living(ch) > 0;
+}
+
+int blk_crash_kill(struct blk *blk, uint64_t seed)
+{
+    struct crash_blk *c = crash_of(blk);
+    struct mood mood = mood_of(seed);
+    uint64_t len = blk->len;
+    int rc = 0;
+
+    CHECK_THAT(blk->ops == &crash_ops);
+    while (rc == 0 && !list_empty(&c->underway)) {
+        struct record *ch = list_entry(c->underway.next, struct record, link);
+
+        list_remove(&ch->link);
+        if (!thin_out(ch, &mood)) {
+            record_free(ch);
+            continue;
+        }
+        rc = apply(ch, (struct image){&c->now, &len});
+        list_push_back(&c->log, &ch->link);
+    }
+    blk->len = len;
+    blk->flush_failed = false;
+    return rc;
+}

@@ -377,6 +377,17 @@ SUSPENDS static uint64_t file_hole_bytes(struct blk *blk)
     return f->hole_bytes;
 }
 
+static int file_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino)
+{
+    struct stat st;
+
+    if (fstat(file_of(blk)->fd, &st) < 0)
+        return -errno;
+    *ret_dev = S_ISBLK(st.st_mode) ? UINT64_MAX : st.st_dev;
+    *ret_ino = S_ISBLK(st.st_mode) ? st.st_rdev : st.st_ino;
+    return 0;
+}
+
 static int do_close(void *arg)
 {
     return close(((struct file_blk *)arg)->fd) < 0 ? -errno : 0;
@@ -399,5 +410,6 @@ const struct blk_ops file_ops = {
     .status = file_status,
     .hole_bytes = file_hole_bytes,
     .preallocate = file_preallocate,
+    .identity = file_identity,
     .close = file_close,
 };

@@ -26,17 +26,16 @@ static void make_dir(const char *dir)
     (void)mkdir(path, 0700);
 }
 
-/* The journal of the file that blk is. *ret NULL: there is none, or blk is no file. */
+/* The journal of the file or device that blk is; a->journal stays NULL where there is none. */
 SUSPENDS static int open_journal(struct ack *a, const char *dir, struct blk *blk, bool readonly,
                                  bool make, struct err *err)
 {
     char path[PATH_MAX_BYTES];
     struct stat st;
-    int fd = blk_file_fd(blk);
+    int rc = dir && !a->journal ? blk_identity(blk, &a->id.dev, &a->id.ino) : -ENOTSUP;
 
-    if (!dir || fd < 0 || a->journal)
+    if (rc == -ENOTSUP)
         return 0;
-    int rc = journal_id_of(fd, &a->id);
     if (rc == 0)
         rc = journal_path(dir, &a->id, path, sizeof(path));
     if (rc < 0)

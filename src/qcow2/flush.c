@@ -342,6 +342,8 @@ static int run_begin(struct image *img, struct run *r)
     img->freed.len = img->freed.cap = 0;
     list_splice_back(&r->slices, &img->cache.dirty);
     r->journal_next = img->ack.is_on ? journal_next(img->ack.journal) : 0;
+    if (flush_mutation == ACK_TRIM_EARLY)
+        record_trim(img, r->journal_next);
     return 0;
 }
 

@@ -327,6 +327,11 @@ enum flush_mutation {
     FLUSH_SKIP_REFCOUNTS,       /* refcounts of a run are not written */
     FLUSH_SKIP_QUARANTINE,      /* freed clusters are reused at once */
     FLUSH_SKIP_BEFORE_REFTABLE, /* the table points to a refcount block that is not there yet */
+    ACK_SKIP_ENTRY,             /* some changes of entries are not recorded */
+    ACK_SKIP_TABLE,             /* new L2 tables are not */
+    ACK_SKIP_BLOCK,             /* new refcount blocks are not */
+    ACK_TRIM_EARLY,             /* records go when the flush begins */
+    ACK_STALE_RUNS,             /* clusters that are in use stay noted as unused */
 };
 extern enum flush_mutation flush_mutation;
 

@@ -69,22 +69,6 @@ static struct bank *bank_of(const struct journal *j)
 
 /* ---- names ---- */
 
-int journal_id_of(int fd, struct journal_id *ret)
-{
-    struct stat st;
-
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (S_ISBLK(st.st_mode)) {
-        ret->dev = UINT64_MAX;
-        ret->ino = st.st_rdev;
-    } else {
-        ret->dev = st.st_dev;
-        ret->ino = st.st_ino;
-    }
-    return 0;
-}
-
 int journal_path(const char *dir, const struct journal_id *id, char *ret, size_t size)
 {
     int n = snprintf(ret, size, "%s/%llx-%llx.map", dir, (unsigned long long)id->dev,

@@ -59,13 +59,11 @@ struct journal_rec {
 };
 static_assert(sizeof(struct journal_rec) == 64, "a record is a cache line");
 
-/* Whose journal it is: a file or device, as the system names it, and the epoch in its header. */
+/* Whose journal it is: a file or device (blk_identity), and the epoch in its header. */
 struct journal_id {
-    uint64_t dev, ino; /* block device: dev is UINT64_MAX, ino its number */
+    uint64_t dev, ino;
     struct guard_epoch epoch;
 };
-/* dev and ino of an open image; epoch is left alone. */
-int journal_id_of(int fd, struct journal_id *ret);
 /* "DIR/DEV-INO.map". -ENAMETOOLONG. */
 int journal_path(const char *dir, const struct journal_id *id, char *ret, size_t size);
 

@@ -50,7 +50,7 @@ void record_entry(struct image *img, struct room *room, struct journal_rec *rec,
 {
     uint64_t cluster = guest_cluster(img, guest_off);
 
-    if (!img->ack.is_on)
+    if (!img->ack.is_on || (flush_mutation == ACK_SKIP_ENTRY && cluster % 8 == 3))
         return;
     if (rec->nr && rec->first + rec->nr == cluster && journal_extend(rec, &img->hdr, old, new))
         return;
@@ -63,7 +63,7 @@ void record_table(struct image *img, struct room *room, uint64_t index, uint64_t
 {
     struct journal_rec rec = {.kind = JOURNAL_TABLE, .nr = 1, .first = index};
 
-    if (!img->ack.is_on)
+    if (!img->ack.is_on || flush_mutation == ACK_SKIP_TABLE)
         return;
     rec.old.word = old & ~L1_MEMORY_BITS;
     rec.new.word = new & ~L1_MEMORY_BITS;
@@ -90,12 +90,15 @@ void record_block(struct image *img, uint64_t index, uint64_t old)
         return;
     rec.old.word = old;
     rec.new.word = img->reftable[index];
-    journal_append(img->ack.journal, &rec);
+    if (flush_mutation == ACK_SKIP_BLOCK)
+        journal_unreserve(img->ack.journal, 1);
+    else
+        journal_append(img->ack.journal, &rec);
 }
 
 void record_run(struct image *img, struct host_run *run)
 {
-    if (!img->ack.is_on)
+    if (!img->ack.is_on || (flush_mutation == ACK_STALE_RUNS && run->place && run->nr))
         return;
     if (run->place)
         journal_run_set(img->ack.journal, (int)run->place - 1, run->first, run->nr);

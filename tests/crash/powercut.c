@@ -1,10 +1,7 @@
 /*
  * Power cuts at random moments while writers, zeroes, discards and flushes run at once.
  *
- * What a sector may hold after the cut: the initial content and what any operation left there, but
- * nothing that was over before another one began which a flush has made durable. Every sector
- * carries the number of the operation that wrote it, so data of another place, or of an earlier
- * owner of the host cluster, is seen as such. The image must check without corruption, leaks
+ * What a sector may hold after the cut: sectors.h. The image must check without corruption, leaks
  * aside, and go on working.
  *
  * The mutations leave a step of the engine's order out; each must be noticed.
@@ -12,19 +9,15 @@
  */
 #include "../model/keep.h"
 #include "base/bits.h"
-#include "base/vec.h"
 #include "qcow2/internal.h"
 #include "rt/reactor.h"
 #include "rt/sim.h"
 #include "rt/timer.h"
 #include "rt/wait.h"
+#include "load.h"
 #include "test.h"
 
-#define SECTOR   512u
-#define WRITERS  6u
-#define NEVER    UINT64_MAX
-#define BELOW_ID (1ull << 63)
-#define OLD_ID   0xddddddddddddddddull
+#define WRITERS 6u
 
 struct config {
     const char *name;
@@ -35,24 +28,12 @@ struct config {
     unsigned max_sectors; /* of one operation */
 };
 
-struct op {
-    uint64_t id;        /* what its sectors hold; 0: zeroes */
-    uint64_t first, nr; /* sectors */
-    uint64_t start, end;
-    bool durable;
-};
-typedef VEC(struct op *) op_vec;
-
 struct world {
     const struct config *cfg;
     uint64_t seed, rng;
-    uint64_t tick, next_id;
+    struct sectors sectors;
     struct blk *crash, *after; /* after: what survived */
     struct image *img;
-    uint64_t sectors;
-    op_vec *may; /* by sector: operations that may still show */
-    op_vec ops;
-    uint64_t writers_left;
     struct blk_crash_report report;
     uint64_t dirty_slices, unlinked_tables, quarantined;
     bool quiet; /* a violation is counted, not reported */
@@ -77,86 +58,9 @@ static void violation(struct world *w, const char *what, uint64_t a, uint64_t b)
                   (unsigned long long)w->seed, what, (unsigned long long)a, (unsigned long long)b);
 }
 
-/* ---- what may be seen ---- */
-
-static uint64_t initial_id(const struct world *w, uint64_t sector)
-{
-    return w->cfg->has_below ? BELOW_ID | sector : 0;
-}
-
-static struct op *op_begin(struct world *w, uint64_t id, uint64_t first, uint64_t nr)
-{
-    struct op *op = calloc(1, sizeof(*op));
-
-    *op = (struct op){id, first, nr, ++w->tick, NEVER, false};
-    CHECK_EQ(vec_push(&w->ops, op), 0);
-    for (uint64_t s = first; s < first + nr; s++)
-        CHECK_EQ(vec_push(&w->may[s], op), 0);
-    return op;
-}
-
-/* What was over before it began can never come back. */
-static void op_is_durable(struct world *w, struct op *op)
-{
-    op->durable = true;
-    for (uint64_t s = op->first; s < op->first + op->nr; s++)
-        for (size_t i = w->may[s].len; i-- > 0;)
-            if (w->may[s].data[i]->end < op->start)
-                vec_remove_at(&w->may[s], i);
-}
-
-static void flushed(struct world *w, uint64_t flush_start)
-{
-    vec_for_each(op, &w->ops)
-        if (!(*op)->durable && (*op)->end <= flush_start)
-            op_is_durable(w, *op);
-}
-
-static bool may_show(const struct world *w, uint64_t sector, uint64_t id)
-{
-    vec_for_each(op, &w->may[sector])
-        if ((*op)->id == id)
-            return true;
-    return false;
-}
-
-static void print_history(const struct world *w, uint64_t sector)
-{
-    vec_for_each(o, &w->ops) {
-        const struct op *op = *o;
-
-        if (sector >= op->first && sector < op->first + op->nr)
-            fprintf(stderr, "  %#llx [%llu, +%llu) from %llu to %lld%s\n",
-                    (unsigned long long)op->id, (unsigned long long)op->first,
-                    (unsigned long long)op->nr, (unsigned long long)op->start, (long long)op->end,
-                    op->durable ? " durable" : "");
-    }
-}
-
-/* ---- below ---- */
-
-SUSPENDS static int below_read(void *ctx, uint64_t off, uint64_t len, struct iov_iter *iov)
-{
-    uint64_t words[SECTOR / 8];
-
-    while (len > 0) {
-        size_t in = off % SECTOR, n = MIN(len, SECTOR - in);
-
-        for (unsigned i = 0; i < ARRAY_SIZE(words); i++)
-            words[i] = BELOW_ID | off / SECTOR;
-        iov_iter_write(iov, (char *)words + in, n);
-        off += n;
-        len -= n;
-    }
-    io_point();
-    return 0;
-}
-
-static const struct image_below below = {.read = below_read};
-
 static const struct image_below *below_of(const struct world *w)
 {
-    return w->cfg->has_below ? &below : NULL;
+    return w->cfg->has_below ? &sectors_below : NULL;
 }
 
 /* ---- the load ---- */
@@ -174,89 +78,23 @@ static void record_cut(struct world *w)
     w->quarantined = img->freed.len + img->ready.len;
 }
 
-SUSPENDS static int do_write(struct world *w, uint64_t first, uint64_t nr, unsigned flags)
+static struct load load_of(struct world *w)
 {
-    uint64_t *buf = malloc(nr * SECTOR), id = ++w->next_id;
-
-    for (uint64_t i = 0; i < nr * SECTOR / 8; i++)
-        buf[i] = id;
-    struct op *op = op_begin(w, id, first, nr);
-    IOV_ITER_BUF(it, vec, buf, nr * SECTOR);
-    int rc = image_write(w->img, first * SECTOR, nr * SECTOR, &it, flags, below_of(w));
-    if (rc == 0)
-        op->end = ++w->tick;
-    if (rc == 0 && flags & BLK_FUA)
-        op_is_durable(w, op);
-    free(buf);
-    return rc;
-}
-
-SUSPENDS static int do_zero(struct world *w, uint64_t first, uint64_t nr, bool unmap)
-{
-    struct op *op = op_begin(w, 0, first, nr);
-    int rc =
-        image_zero(w->img, first * SECTOR, nr * SECTOR, unmap ? BLK_MAY_UNMAP : 0, below_of(w));
-
-    if (rc == 0)
-        op->end = ++w->tick;
-    return rc;
-}
-
-SUSPENDS static int do_discard(struct world *w, uint64_t first, uint64_t nr)
-{
-    uint64_t per = w->img->hdr.cluster_size / SECTOR;
-    uint64_t start = align_up(first, per), end = align_down(first + nr, per);
-    struct op *op = start < end ? op_begin(w, 0, start, end - start) : NULL;
-    int rc = image_discard(w->img, first * SECTOR, nr * SECTOR, below_of(w));
-
-    if (rc == 0 && op)
-        op->end = ++w->tick;
-    return rc;
-}
-
-SUSPENDS static int do_flush(struct world *w)
-{
-    uint64_t start = ++w->tick;
-    int rc = image_flush(w->img);
-
-    if (rc == 0)
-        flushed(w, start);
-    return rc;
-}
-
-SUSPENDS static int one_op(struct world *w)
-{
-    uint64_t per = MAX(w->img->hdr.cluster_size / SECTOR, 1ull);
-    uint64_t nr = 1 + pick(w, w->cfg->max_sectors), first = pick(w, w->sectors);
-
-    if (pick(w, 3) == 0) { /* whole clusters */
-        first = align_down(first, per);
-        nr = per * (1 + pick(w, 3));
-    }
-    nr = MIN(nr, w->sectors - first);
-    switch (pick(w, 12)) {
-    case 0:
-        return do_zero(w, first, nr, true);
-    case 1:
-        return do_zero(w, first, nr, false);
-    case 2:
-    case 3:
-        return do_discard(w, first, nr);
-    case 4:
-        return pick(w, 2) ? do_flush(w) : 0;
-    case 5:
-        return do_write(w, first, nr, BLK_FUA);
-    default:
-        return do_write(w, first, nr, 0);
-    }
+    return (struct load){.sectors = &w->sectors,
+                         .img = w->img,
+                         .below = below_of(w),
+                         .rng = &w->rng,
+                         .max_sectors = w->cfg->max_sectors,
+                         .flushes = 3};
 }
 
 SUSPENDS static int writer(void *arg)
 {
     struct world *w = arg;
+    struct load load = load_of(w);
 
     for (unsigned i = 0; i < 200; i++) {
-        if (one_op(w) < 0) {
+        if (load_op(&load) < 0) {
             if (sim_stopped())
                 record_cut(w);
             else
@@ -280,26 +118,13 @@ SUSPENDS static struct image *open_image(struct world *w, struct blk *blk, struc
     return rc < 0 ? NULL : img;
 }
 
-SUSPENDS static int make_device(struct world *w)
-{
-    uint64_t len = w->cfg->fixed_len;
-    uint8_t *old = malloc(MIB);
-
-    CHECK_EQ(blk_crash_new(len, &w->crash), 0);
-    memset(old, 0xdd, MIB);
-    int rc = 0;
-    for (uint64_t off = 0; rc == 0 && off < len; off += MIB)
-        rc = blk_write(w->crash, off, old, MIN(MIB, len - off));
-    free(old);
-    return rc;
-}
-
 SUSPENDS static int until_the_cut(void *arg)
 {
     struct world *w = arg;
     struct co_group group;
 
-    if (make_device(w) < 0)
+    CHECK_EQ(blk_crash_new(w->cfg->fixed_len, &w->crash), 0);
+    if (load_old_data(w->crash, w->cfg->fixed_len) < 0)
         return 0;
     struct blk *blk = keep_new(w->crash, w->cfg->fixed_len);
     struct image_create_opts create = w->cfg->create;
@@ -331,7 +156,7 @@ SUSPENDS static void look_at_sectors(struct world *w)
 {
     uint64_t words[SECTOR / 8];
 
-    for (uint64_t s = 0; s < w->sectors; s++) {
+    for (uint64_t s = 0; s < w->sectors.nr; s++) {
         IOV_ITER_BUF(it, vec, words, SECTOR);
         if (image_read(w->img, s * SECTOR, SECTOR, &it, below_of(w)) < 0) {
             violation(w, "a sector cannot be read", s, 0);
@@ -342,9 +167,10 @@ SUSPENDS static void look_at_sectors(struct world *w)
                 violation(w, "a sector is of two pieces", s, words[i]);
                 break;
             }
-        if (!w->quiet && !may_show(w, s, words[0]))
-            print_history(w, s);
-        if (!may_show(w, s, words[0]))
+        bool ok = op_shown(&w->sectors, s, words[0]);
+        if (!w->quiet && !ok)
+            ops_print(&w->sectors, s);
+        if (!ok)
             violation(w, "a sector holds what it must not", s, words[0]);
     }
 }
@@ -388,8 +214,9 @@ SUSPENDS static int after_the_reboot(void *arg)
         return 0;
     }
     look_at_sectors(w);
+    struct load load = load_of(w);
     for (unsigned i = 0; i < 20 && !w->violations; i++) {
-        int rc = one_op(w);
+        int rc = load_op(&load);
 
         /* the cut's leaks may have filled a small volume */
         if (rc < 0 && !(rc == -ENOSPC && w->cfg->fixed_len))
@@ -403,37 +230,13 @@ SUSPENDS static int after_the_reboot(void *arg)
     return 0;
 }
 
-static void world_init(struct world *w)
-{
-    struct op *initial;
-
-    w->sectors = w->cfg->create.virtual_len / SECTOR;
-    w->may = calloc(w->sectors, sizeof(*w->may));
-    for (uint64_t s = 0; s < w->sectors; s++) {
-        initial = op_begin(w, initial_id(w, s), s, 1);
-        initial->start = initial->end = 0;
-        initial->durable = true;
-    }
-    w->tick = 1;
-}
-
-static void world_fini(struct world *w)
-{
-    vec_for_each(op, &w->ops)
-        free(*op);
-    vec_free(&w->ops);
-    for (uint64_t s = 0; s < w->sectors; s++)
-        vec_free(&w->may[s]);
-    free(w->may);
-}
-
 static void one_cut(const struct config *cfg, uint64_t seed, bool quiet, struct totals *t)
 {
     struct world w = {.cfg = cfg, .seed = seed, .rng = seed * 2654435761u + 1, .quiet = quiet};
     uint64_t made = 60 + cfg->fixed_len / MIB;
     struct sim_opts opts = {.seed = seed, .stop_after_io = made + rng_below(&w.rng, 1500)};
 
-    world_init(&w);
+    sectors_init(&w.sectors, cfg->create.virtual_len / SECTOR, cfg->has_below);
     CHECK_EQ(sim_run(&opts, until_the_cut, &w), 0);
     if (w.after) {
         opts.stop_after_io = 0;
@@ -447,7 +250,7 @@ static void one_cut(const struct config *cfg, uint64_t seed, bool quiet, struct 
     t->unlinked_tables += w.unlinked_tables;
     t->quarantined += w.quarantined;
     t->violations += w.violations;
-    world_fini(&w);
+    sectors_fini(&w.sectors);
 }
 
 static unsigned cuts_wanted(unsigned usual)
