@@ -94,8 +94,11 @@ class Command:
 
     def read(self, kind):
         """what it has written so far"""
-        with open('%s/%d.%s' % (self.host.share, self.n, kind), 'rb') as f:
-            return f.read().decode('utf-8', 'replace')
+        try:
+            with open('%s/%d.%s' % (self.host.share, self.n, kind), 'rb') as f:
+                return f.read().decode('utf-8', 'replace')
+        except FileNotFoundError:
+            return ''       # the guest has not begun
 
 
 class Host:
