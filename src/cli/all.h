@@ -11,6 +11,8 @@ extern const struct command command_list, command_info, command_tree;
 /* volume.c */
 extern const struct command command_create, command_import, command_snapshot, command_rollback,
     command_destroy, command_resize;
+/* derive.c */
+extern const struct command command_clone, command_template;
 /* job_cmd.c */
 extern const struct command command_job_list, command_job_pause, command_job_resume,
     command_job_cancel, command_job_set_speed;

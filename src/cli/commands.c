@@ -21,6 +21,8 @@ const struct command *const commands[] = {
     &command_rollback,
     &command_destroy,
     &command_resize,
+    &command_clone,
+    &command_template,
     &command_serve,
     &command_job_list,
     &command_job_pause,

@@ -87,3 +87,32 @@ void volcmd_done(struct volcmd *cmd)
     render_json(json_pack("{s:s, s:o, s:b, s:O}", "command", cmd->args->command->name, "operands",
                           operands, "dry-run", cmd->ctx.dry_run, "messages", cmd->messages));
 }
+
+int volcmd_create_options(const struct args *args, char *text, struct vol_create_opts *ret,
+                          struct err *err)
+{
+    char *save = NULL;
+    int rc = 0;
+
+    *ret = (struct vol_create_opts){.extended_l2 = -1, .format = args_value(args, "format", NULL)};
+    if (ret->format && strcmp(ret->format, "qcow2") != 0 && strcmp(ret->format, "raw") != 0)
+        return err_set(err, -EINVAL, "unknown format '%s' (qcow2 or raw)", ret->format);
+    for (char *key = strtok_r(text, ",", &save); key && rc == 0; key = strtok_r(NULL, ",", &save)) {
+        char *eq = strchr(key, '=');
+        bool on = false;
+
+        if (!eq)
+            return err_set(err, -EINVAL, "option '%s' has no value", key);
+        *eq = '\0';
+        if (!strcmp(key, "cluster_size") || !strcmp(key, "cluster-size"))
+            rc = parse_cluster_size(eq + 1, &ret->cluster_size, err);
+        else if (!strcmp(key, "extended_l2") || !strcmp(key, "extended-l2")) {
+            rc = parse_bool(eq + 1, &on, err);
+            ret->extended_l2 = on;
+        } else if (!strcmp(key, "preallocation"))
+            ret->preallocation = eq + 1;
+        else
+            rc = err_set(err, -EINVAL, "unknown option '%s'", key);
+    }
+    return rc;
+}

@@ -24,6 +24,16 @@ int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, stru
 /* Ends an operation: with --json an object with the command, the volumes and what was said. */
 void volcmd_done(struct volcmd *cmd);
 
+/* --format and -o cluster_size=..,extended_l2=..,preallocation=..; `text` is a copy of the latter's
+ * value, cut up here and referred to by *ret. */
+int volcmd_create_options(const struct args *args, char *text, struct vol_create_opts *ret,
+                          struct err *err);
+
+#define VOL_OPT_CREATE                                                                             \
+    {                                                                                              \
+        'o', "options", "K=V,...",                                                                 \
+            "cluster_size, extended_l2, preallocation (off, metadata, falloc, full)"               \
+    }
 #define VOL_OPT_CONFIG                                                                             \
     {                                                                                              \
         0, "config", "FILE",                                                                       \

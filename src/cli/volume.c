@@ -4,36 +4,6 @@
 #include "base/vec.h"
 #include "cli/volcmd.h"
 
-/* -o cluster_size=..,extended_l2=..,preallocation=.. and --format. */
-static int create_options(const struct args *args, char *text, struct vol_create_opts *ret,
-                          struct err *err)
-{
-    char *save = NULL;
-    int rc = 0;
-
-    *ret = (struct vol_create_opts){.extended_l2 = -1, .format = args_value(args, "format", NULL)};
-    if (ret->format && strcmp(ret->format, "qcow2") != 0 && strcmp(ret->format, "raw") != 0)
-        return err_set(err, -EINVAL, "unknown format '%s' (qcow2 or raw)", ret->format);
-    for (char *key = strtok_r(text, ",", &save); key && rc == 0; key = strtok_r(NULL, ",", &save)) {
-        char *eq = strchr(key, '=');
-        bool on = false;
-
-        if (!eq)
-            return err_set(err, -EINVAL, "option '%s' has no value", key);
-        *eq = '\0';
-        if (!strcmp(key, "cluster_size") || !strcmp(key, "cluster-size"))
-            rc = parse_cluster_size(eq + 1, &ret->cluster_size, err);
-        else if (!strcmp(key, "extended_l2") || !strcmp(key, "extended-l2")) {
-            rc = parse_bool(eq + 1, &on, err);
-            ret->extended_l2 = on;
-        } else if (!strcmp(key, "preallocation"))
-            ret->preallocation = eq + 1;
-        else
-            rc = err_set(err, -EINVAL, "unknown option '%s'", key);
-    }
-    return rc;
-}
-
 SUSPENDS static int create(struct volcmd *cmd, struct err *err)
 {
     _cleanup_(freep) char *text = strdup(args_value(cmd->args, "options", ""));
@@ -42,7 +12,7 @@ SUSPENDS static int create(struct volcmd *cmd, struct err *err)
     int rc = volcmd_name(cmd, 0, &name, err);
 
     if (rc == 0)
-        rc = create_options(cmd->args, text, &opts, err);
+        rc = volcmd_create_options(cmd->args, text, &opts, err);
     if (rc == 0)
         rc = parse_size(args_operand(cmd->args, 1), &opts.len, err);
     if (rc == 0)
@@ -57,12 +27,6 @@ static int run_create(const struct args *args)
     return volcmd_run(args, "create", create);
 }
 
-#define OPT_CREATE                                                                                 \
-    {                                                                                              \
-        'o', "options", "K=V,...",                                                                 \
-            "cluster_size, extended_l2, preallocation (off, metadata, falloc, full)"               \
-    }
-
 const struct command command_create = {
     .name = "create",
     .summary = "make a new, empty volume",
@@ -71,7 +35,7 @@ const struct command command_create = {
     .operands = (const struct operand[]){{"POOL:VOLUME", COMPLETE_VOLUME}, {"SIZE"}, {0}},
     .options = (const struct option[]){{'f', "format", "FORMAT", "qcow2 or raw", COMPLETE_WORDS,
                                         "qcow2 raw"},
-                                       OPT_CREATE,
+                                       VOL_OPT_CREATE,
                                        VOL_OPT_CONFIG,
                                        VOL_OPT_JSON,
                                        VOL_OPT_DRY_RUN,
@@ -89,7 +53,7 @@ SUSPENDS static int import(struct volcmd *cmd, struct err *err)
     int rc = volcmd_name(cmd, 1, &name, err);
 
     if (rc == 0)
-        rc = create_options(cmd->args, text, &opts, err);
+        rc = volcmd_create_options(cmd->args, text, &opts, err);
     if (rc == 0)
         rc = vol_import(&cmd->ctx, args_operand(cmd->args, 0), format, &name, &opts, err);
     if (rc == 0)
@@ -116,7 +80,7 @@ const struct command command_import = {
              "format of FILE (default: by its content; a .raw file is raw)", COMPLETE_WORDS,
              "qcow2 raw"},
             {'f', "format", "FORMAT", "of the volume: qcow2 or raw", COMPLETE_WORDS, "qcow2 raw"},
-            OPT_CREATE,
+            VOL_OPT_CREATE,
             VOL_OPT_CONFIG,
             VOL_OPT_JSON,
             VOL_OPT_DRY_RUN,

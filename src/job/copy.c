@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "job/internal.h"
 #include "rt/reactor.h"
+#include "rt/timer.h"
 
 #define COPY_CHUNK_MIN (256 * KIB)
 #define COPY_CHUNK_MAX (2 * MIB)
@@ -120,7 +121,8 @@ struct conversion {
     const struct copy_opts *opts;
     uint64_t hole_unit;
     uint64_t done, total;
-    int rc; /* first failure and where it was */
+    uint64_t next_ns; /* when the rate allows the next step */
+    int rc;           /* first failure and where it was */
     uint64_t at;
     const char *what;
 };
@@ -265,6 +267,18 @@ SUSPENDS static int convert_step(void *ctx, uint64_t off, uint64_t len)
     return 0;
 }
 
+SUSPENDS static int convert_pace(void *ctx, uint64_t bytes)
+{
+    struct conversion *c = ctx;
+
+    if (bytes == 0 || c->opts->speed == 0)
+        return 0;
+    timer_sleep_until(c->next_ns);
+    c->next_ns = MAX(c->next_ns, reactor_now()) +
+                 (uint64_t)((double)bytes * (double)NSEC_PER_SEC / (double)c->opts->speed);
+    return 0;
+}
+
 static void convert_progress(void *ctx, uint64_t bytes)
 {
     struct conversion *c = ctx;
@@ -290,6 +304,7 @@ int copy_chain(struct chain *src, struct layer *layer, struct chain *dst,
         .parallel = MIN(parallel, COPY_PARALLEL_MAX),
         .scan = convert_scan,
         .copy = convert_step,
+        .pace = convert_pace,
         .progress = convert_progress,
         .ctx = &c,
     };

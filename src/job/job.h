@@ -118,6 +118,7 @@ struct copy_opts {
     unsigned parallel;   /* requests at once; 0 = 8 */
     bool target_is_zero; /* zero ranges need no write */
     uint64_t min_zero;   /* detect runs of zero bytes in data of at least so many; 0 = off */
+    uint64_t speed;      /* bytes a second; 0 = unlimited */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *ctx;
 };

@@ -15,9 +15,8 @@
 #include <strings.h>
 #include "base/bits.h"
 #include "base/check.h"
+#include "job/job.h"
 #include "vol/create.h"
-
-#define NEW_MODE 0640
 
 static int choose_prealloc(const char *text, enum qcow2_prealloc *ret, struct err *err)
 {
@@ -105,12 +104,17 @@ void new_volume_fini(struct new_volume *nv)
     *nv = (struct new_volume){0};
 }
 
-int new_volume_begin(struct new_volume *nv, struct err *err)
+int new_volume_dirs(struct new_volume *nv, struct err *err)
 {
     int rc = store_mkdir(nv->op->images, err);
 
-    if (rc == 0)
-        rc = store_mkdir(nv->dir, err);
+    return rc == 0 ? store_mkdir(nv->dir, err) : rc;
+}
+
+int new_volume_begin(struct new_volume *nv, struct err *err)
+{
+    int rc = new_volume_dirs(nv, err);
+
     if (rc < 0)
         return rc;
     return op_intent(nv->op, "create",
@@ -181,6 +185,29 @@ int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
     return rc;
 }
 
+int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err)
+{
+    struct chain_opts opts = {.format = nv->format, .writable = true};
+    struct copy_opts copy = {.target_is_zero = true,
+                             .min_zero = 4096,
+                             .speed = nv->op->pool->bwlimit,
+                             .progress = nv->op->ctx->progress,
+                             .ctx = nv->op->ctx->ctx};
+    struct chain *dst;
+    int rc = new_volume_make(nv, chain_len(src), err);
+
+    if (rc == 0)
+        rc = chain_open(nv->tmp, &opts, &dst, err);
+    if (rc < 0)
+        return rc;
+    rc = copy_chain(src, NULL, dst, &copy, err);
+    crash_point("volume-copied");
+    if (rc == 0 && (rc = chain_flush(dst)) < 0)
+        err_errno(err, rc, "write '%s'", nv->tmp);
+    int close_rc = chain_close(dst, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : close_rc;
+}
+
 int new_volume_publish(struct new_volume *nv, struct err *err)
 {
     int rc = chmod(nv->tmp, NEW_MODE) < 0
@@ -223,6 +250,19 @@ void new_volume_undo(struct new_volume *nv)
     op_done(nv->op, NULL);
     if (*nv->vmid)
         rmdir(nv->dir); /* stays if anything is in it */
+}
+
+void new_volume_say(const struct new_volume *nv, const char *what)
+{
+    _cleanup_(catalog_freep) struct catalog *cat = NULL;
+    _cleanup_(freep) char *id = NULL;
+
+    if (catalog_scan(nv->op->pool, &cat, NULL) == 0) {
+        const struct cvol *vol = catalog_vol(cat, nv->vmid, nv->stem, nv->format);
+
+        id = vol ? cvol_id(cat, vol) : NULL;
+    }
+    op_say(nv->op->ctx, "%s %s", id ? id : nv->path, what);
 }
 
 int create_recover(const char *images, struct intent *intent, struct err *err)

@@ -5,6 +5,8 @@
 #include "chain/chain.h"
 #include "vol/internal.h"
 
+#define NEW_MODE 0640
+
 struct new_volume {
     bool prealloc_chosen; /* by the user or the pool, not a default */
     struct op *op;
@@ -17,9 +19,14 @@ struct new_volume {
 int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,
                     struct new_volume *ret, struct err *err);
 void new_volume_fini(struct new_volume *nv);
+int new_volume_dirs(struct new_volume *nv, struct err *err);
 int new_volume_begin(struct new_volume *nv, struct err *err); /* directories, intent */
 SUSPENDS int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err);
+/* Makes it and copies what the chain shows, at the pool's rate. */
+SUSPENDS int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err);
 int new_volume_publish(struct new_volume *nv, struct err *err); /* and the intent is gone */
 void new_volume_undo(struct new_volume *nv);
+/* "<id> <what>", the id as it is listed from now on. */
+void new_volume_say(const struct new_volume *nv, const char *what);
 
 #endif

@@ -1,19 +1,16 @@
 /*
- * Destroying a volume, or one of its snapshots.
+ * Destroying a snapshot of a volume. (The whole volume: destroy_volume.c.)
  *
  * A snapshot nothing stands on is unlinked. With one child of its own volume the two are merged, in
  * the direction that copies fewer bytes: the child into the snapshot (commit.c), or the snapshot
- * into the child (stream). Several children, clones among them, are refused; --flatten streams into
- * each.
+ * into the child (stream). Several children, or a clone in another volume, are refused; --flatten
+ * streams into each.
  *
- *   stream                                    a kill after it leaves          recovery
- *   1 intent                                  nothing done                    undo: the snapshot is
- * whole 2 copy into each child; each child's      some children stand lower       the same header
- * names what the snapshot stood on 3 unlink the snapshot                     done finish
- *
- *   volume
- *   1 intent with all files' names            nothing done                    finish
- *   2 unlink current, then the snapshots      a part of the files             finish
+ *   stream                                        a kill after it leaves     recovery
+ *   1 intent                                      nothing done               undo
+ *   2 copy into each child; each child's header   some children stand lower  undo: the snapshot is
+ *     names what the snapshot stood on                                       whole
+ *   3 unlink the snapshot                         done                       finish
  */
 #include <stdio.h>
 #include <string.h>
@@ -33,158 +30,17 @@ struct destroy {
     uint64_t bytes; /* to copy */
 };
 
-/* ---- a whole volume ---- */
-
-static int refuse_used_volume(struct op *op, const struct cvol *vol, struct err *err)
-{
-    char users[300] = "";
-    size_t used = 0;
-
-    vec_for_each(it, &op->cat->files) {
-        const struct cfile *f = *it;
-
-        if (!f->parent || f->parent->vol != vol || f->vol == vol)
-            continue;
-        _cleanup_(freep) char *id = cfile_id(op->cat, f);
-        if (used < sizeof(users))
-            used += (size_t)snprintf(users + used, sizeof(users) - used, "%s%s", used ? ", " : "",
-                                     id ? id : "?");
-    }
-    if (!used)
-        return 0;
-    return err_set(err, -EBUSY, "the volume '%s' cannot be destroyed: based on it: %s", vol->stem,
-                   users);
-}
-
-SUSPENDS static int refuse_open_file(const char *path, struct err *err)
-{
-    struct blk *blk;
-    int rc = overlay_hold(path, &blk, err);
-
-    if (rc == 0)
-        blk_close(blk);
-    return rc;
-}
-
-/* Nobody has the files open, and nobody opens them before they are gone. */
-struct held_files {
-    VEC(struct blk *) list;
-};
-
-SUSPENDS static int hold_file(struct held_files *held, const char *path, struct err *err)
-{
-    struct blk *blk;
-    int rc = overlay_hold(path, &blk, err);
-
-    if (rc == 0 && vec_push(&held->list, blk) < 0) {
-        blk_close(blk);
-        rc = err_set(err, -ENOMEM, "out of memory");
-    }
-    return rc;
-}
-
-SUSPENDS static void let_files_go(struct held_files *held)
-{
-    vec_for_each(it, &held->list)
-        blk_close(*it);
-    vec_free(&held->list);
-}
-
-/* A broken volume is destroyed like any other: what is removed follows from names alone. */
-SUSPENDS static int check_volume(struct op *op, const struct cvol *vol, struct held_files *held,
-                                 struct err *err)
-{
-    _cleanup_(remote_closep) struct remote *remote = NULL;
-    int rc = refuse_used_volume(op, vol, err);
-
-    if (rc == 0)
-        rc = remote_open(op->cat, vol, &remote, err);
-    if (rc == 0 && remote)
-        rc = err_set(err, -EBUSY, "the volume '%s' is served: stop its server first", vol->stem);
-    if (rc < 0 || op->ctx->dry_run)
-        return rc;
-    if (vol->current)
-        rc = hold_file(held, vol->current->path, err);
-    vec_for_each(it, &vol->snaps) {
-        if (rc == 0)
-            rc = hold_file(held, (*it)->path, err);
-    }
-    return rc;
-}
-
-/* The steps of a recorded destruction: any of the files may have gone already. */
-static int unlink_all(const char *dir, const json_t *files, struct err *err)
-{
-    const json_t *file;
-    int rc = 0;
-    size_t i;
-
-    json_array_foreach(files, i, file)
-    {
-        const char *name = json_string_value(file);
-
-        if (!name || strchr(name, '/'))
-            return err_set(err, -EUCLEAN, "the intent is damaged");
-        _cleanup_(freep) char *path = path_join(dir, name);
-        rc = path ? store_unlink(path, err) : err_set(err, -ENOMEM, "out of memory");
-        crash_point("destroy-unlinked");
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
-}
-
-SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct err *err)
-{
-    const struct cfile *any = vol->current ? vol->current : vol->snaps.data[0];
-    json_t *files = json_array();
-
-    if (vol->current)
-        json_array_append_new(files, json_string(vol->current->name));
-    vec_for_each(it, &vol->snaps)
-        json_array_append_new(files, json_string((*it)->name));
-    int rc = op_intent(op, "destroy-volume",
-                       json_pack("{s:[{s:s, s:s}], s:O}", "vols", "vmid", vol->vmid, "stem",
-                                 vol->stem, "files", files),
-                       err);
-    if (rc == -ENOSPC || rc == -EDQUOT) { /* to make room is what it is for */
-        op_say(op->ctx, "the storage is full: no record of the destruction is kept");
-        rc = 0;
-    }
-    if (rc == 0)
-        rc = unlink_all(any->dir, files, err);
-    json_decref(files);
-    if (rc == 0)
-        rc = op_done(op, err);
-    if (rc == 0 && *vol->vmid)
-        rmdir(any->dir); /* stays if anything else is in it */
-    return rc;
-}
-
-SUSPENDS static int destroy_volume(struct op *op, const struct vol_name *name, struct err *err)
-{
-    struct held_files held = {0};
-    struct cvol *vol;
-    int rc = catalog_find(op->cat, name, &vol, err);
-
-    if (rc < 0)
-        return rc;
-    rc = check_volume(op, vol, &held, err);
-    if (rc == 0 && op->ctx->dry_run) {
-        op_say(op->ctx, "would destroy %s and %zu snapshots", vol->stem, vol->snaps.len);
-    } else if (rc == 0) {
-        rc = remove_volume(op, vol, err);
-        if (rc == 0)
-            op_say(op->ctx, "%s destroyed", vol->stem);
-    }
-    let_files_go(&held);
-    return rc;
-}
-
 /* ---- a snapshot: plan ---- */
 
+/* Only a child of its own volume may be merged with the snapshot unasked: a clone would grow by all
+ * that it shares. */
+static bool is_shared(const struct destroy *d)
+{
+    return d->nr_kids > 1 || (d->nr_kids == 1 && d->kids[0]->vol != d->vol);
+}
+
 /* Names what stands on the snapshot, and what it would take to give each its own copy. */
-static int refuse_several(const struct destroy *d, struct err *err)
+static int refuse_shared(const struct destroy *d, struct err *err)
 {
     char list[380] = "";
     size_t used = 0;
@@ -195,9 +51,10 @@ static int refuse_several(const struct destroy *d, struct err *err)
         used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "",
                                  id ? id : "?");
     }
-    return err_set(
-        err, -EBUSY, "%u are based on '%s': %s; --flatten would copy up to %llu MiB into each",
-        d->nr_kids, d->name->snap, list, (unsigned long long)d->snap->st.st_blocks / 2048);
+    return err_set(err, -EBUSY,
+                   "%u %s based on '%s': %s; --flatten would copy up to %llu MiB into each",
+                   d->nr_kids, d->nr_kids == 1 ? "is" : "are", d->name->snap, list,
+                   (unsigned long long)d->snap->st.st_blocks / 2048);
 }
 
 static int check_kids(const struct destroy *d, struct err *err)
@@ -261,8 +118,8 @@ SUSPENDS static int plan(struct destroy *d, bool flatten, struct err *err)
     if (!d->kids)
         return err_set(err, -ENOMEM, "out of memory");
     rc = check_kids(d, err);
-    if (rc == 0 && d->nr_kids > 1 && !flatten)
-        rc = refuse_several(d, err);
+    if (rc == 0 && is_shared(d) && !flatten)
+        rc = refuse_shared(d, err);
     for (unsigned i = 0; i < d->nr_kids && rc == 0; i++) {
         bool locked = d->kids[i]->vol == d->vol;
 
@@ -287,12 +144,12 @@ SUSPENDS static int refuse_open_images(const struct destroy *d, struct err *err)
         if (rc == 0 && remote)
             rc = remote_node(remote, d->kids[i]->path, NULL, &node, err);
         if (rc == 0 && !node)
-            rc = refuse_open_file(d->kids[i]->path, err);
+            rc = overlay_refuse_open(d->kids[i]->path, err);
         if (rc < 0)
             return rc;
         served |= node != NULL;
     }
-    return served ? 0 : refuse_open_file(d->snap->path, err);
+    return served ? 0 : overlay_refuse_open(d->snap->path, err);
 }
 
 /* ---- commit ---- */
@@ -404,7 +261,7 @@ SUSPENDS static int stream_into(struct destroy *d, unsigned i, struct err *err)
 /* Nothing stands on it: one step, which needs no intent, and so no room. */
 SUSPENDS static int run_unlink(struct destroy *d, struct err *err)
 {
-    int rc = refuse_open_file(d->snap->path, err);
+    int rc = overlay_refuse_open(d->snap->path, err);
 
     crash_point("destroy-unlink");
     return rc == 0 ? store_unlink(d->snap->path, err) : rc;
@@ -429,7 +286,7 @@ SUSPENDS static int run_stream(struct destroy *d, struct err *err)
     for (unsigned i = 0; i < d->nr_kids && rc == 0; i++)
         rc = stream_into(d, i, err);
     if (rc == 0)
-        rc = refuse_open_file(d->snap->path, err);
+        rc = overlay_refuse_open(d->snap->path, err);
     if (rc == 0)
         rc = store_unlink(d->snap->path, err);
     crash_point("stream-unlinked");
@@ -611,7 +468,7 @@ SUSPENDS static int recover_stream(const struct vol_ctx *ctx, const struct pool 
     if (rc < 0 || *ret_left)
         return rc;
     const struct cfile *f = catalog_file(cat, path);
-    bool unused = f && f->nb_children == 0 && refuse_open_file(path, NULL) == 0;
+    bool unused = f && f->nb_children == 0 && overlay_refuse_open(path, NULL) == 0;
     if (unused)
         rc = store_unlink(path, err);
     op_say(ctx, "an interrupted deletion of %s@%s was %s", intent_str(in->json, "stem"),
@@ -629,7 +486,7 @@ int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const ch
     if (!dir)
         return err_set(err, -EUCLEAN, "the intent is damaged");
     if (volume)
-        return unlink_all(dir, json_object_get(in->json, "files"), err);
+        return destroy_files(dir, json_object_get(in->json, "files"), err);
     int rc = strcmp(intent_str(in->json, "how"), "commit") == 0
                  ? recover_commit(ctx, pool, dir, in, long_too, ret_left, err)
                  : recover_stream(ctx, pool, dir, in, long_too, ret_left, err);

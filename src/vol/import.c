@@ -140,28 +140,6 @@ static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
     return rc < 0 ? err_errno(err, rc, "write '%s'", path) : 0;
 }
 
-SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct err *err)
-{
-    struct chain_opts opts = {.format = nv->format, .writable = true};
-    struct copy_opts copy = {.target_is_zero = true,
-                             .min_zero = 4096,
-                             .progress = nv->op->ctx->progress,
-                             .ctx = nv->op->ctx->ctx};
-    struct chain *dst;
-    int rc = new_volume_make(nv, chain_len(src), err);
-
-    if (rc == 0)
-        rc = chain_open(nv->tmp, &opts, &dst, err);
-    if (rc < 0)
-        return rc;
-    rc = copy_chain(src, NULL, dst, &copy, err);
-    crash_point("import-copied");
-    if (rc == 0 && (rc = chain_flush(dst)) < 0)
-        err_errno(err, rc, "write '%s'", nv->tmp);
-    int close_rc = chain_close(dst, rc < 0 ? NULL : err);
-    return rc < 0 ? rc : close_rc;
-}
-
 SUSPENDS static int import_file(struct new_volume *nv, const char *file, const char *format,
                                 struct err *err)
 {
@@ -170,7 +148,7 @@ SUSPENDS static int import_file(struct new_volume *nv, const char *file, const c
 
     if (rc < 0)
         return rc;
-    rc = copy_into(nv, src, err);
+    rc = new_volume_fill(nv, src, err);
     chain_close(src, NULL);
     return rc;
 }

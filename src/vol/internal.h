@@ -220,6 +220,11 @@ int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, str
 int op_volume_to_change(struct op *op, const struct vol_name *name, const char *what,
                         struct cvol **ret, struct err *err);
 int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err);
+/* -EBUSY, with their names, if elements of other volumes stand on one of this volume's. */
+int op_refuse_used(struct op *op, const struct cvol *vol, const char *what, struct err *err);
+/* -EBUSY if a server has it. */
+SUSPENDS int op_refuse_served(struct op *op, const struct cvol *vol, const char *what,
+                              struct err *err);
 /* Writes the intent and gives the pool lock back. */
 int op_intent(struct op *op, const char *name, json_t *body, struct err *err);
 int op_done(struct op *op, struct err *err); /* removes the intent */
@@ -239,6 +244,15 @@ SUSPENDS int overlay_settle(const char *path, const char *format, struct err *er
 /* Nobody else has the image open; keeps it so until blk_close. */
 struct blk;
 SUSPENDS int overlay_hold(const char *path, struct blk **ret, struct err *err);
+SUSPENDS int overlay_refuse_open(const char *path, struct err *err); /* somebody has it open */
+/* Files that nobody has open, and nobody opens before they are dropped. */
+struct held_files {
+    VEC(struct blk *) list;
+};
+SUSPENDS int held_add(struct held_files *held, const char *path, struct err *err);
+/* All elements of a volume; what was added before a failure stays. */
+SUSPENDS int held_add_volume(struct held_files *held, const struct cvol *vol, struct err *err);
+SUSPENDS void held_drop(struct held_files *held);
 /* Nothing in it was ever written, zeroed or discarded. -errno when it cannot be read. */
 SUSPENDS int overlay_is_empty(const char *path, bool *ret, struct err *err);
 
@@ -341,9 +355,14 @@ void commit_plan_fini(struct commit_plan *cp);
  * done. */
 SUSPENDS int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, struct err *err);
 
+/* destroy_volume.c */
+SUSPENDS int destroy_volume(struct op *op, const struct vol_name *name, struct err *err);
+/* The steps of a recorded destruction: any of the files may have gone already. */
+int destroy_files(const char *dir, const json_t *files, struct err *err);
 SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                              struct intent *intent, bool long_too, bool *ret_left, struct err *err);
-/* create, import, repair: drops the temporary file */
+SUSPENDS int template_recover(const char *images, struct intent *intent, struct err *err);
+/* create, import, clone, repair: drops the temporary file */
 int create_recover(const char *images, struct intent *intent, struct err *err);
 
 #endif

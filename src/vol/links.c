@@ -153,7 +153,7 @@ static const struct cfile *clone_base(const struct cvol *vol)
 
     while (f && f->vol == vol)
         f = f->parent;
-    return f && f->vol && f->vol->base ? f : NULL;
+    return f && f->vol && f->vol->base && !f->snap ? f : NULL;
 }
 
 char *cvol_id(const struct catalog *cat, const struct cvol *vol)
@@ -163,7 +163,7 @@ char *cvol_id(const struct catalog *cat, const struct cvol *vol)
     char *ret = NULL;
     int n;
 
-    if (base)
+    if (base && *base->vmid && *vol->vmid)
         n = asprintf(&ret, "%s:%s/%s/%s%s%s.%s", cat->pool->id, base->vmid, base->name, vol->vmid,
                      slash, vol->stem, vol->format);
     else

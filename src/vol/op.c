@@ -185,6 +185,39 @@ int op_volume_to_change(struct op *op, const struct vol_name *name, const char *
     return 0;
 }
 
+int op_refuse_used(struct op *op, const struct cvol *vol, const char *what, struct err *err)
+{
+    char users[300] = "";
+    size_t used = 0;
+
+    vec_for_each(it, &op->cat->files) {
+        const struct cfile *f = *it;
+
+        if (!f->parent || f->parent->vol != vol || f->vol == vol)
+            continue;
+        _cleanup_(freep) char *id = cfile_id(op->cat, f);
+        if (used < sizeof(users))
+            used += (size_t)snprintf(users + used, sizeof(users) - used, "%s%s", used ? ", " : "",
+                                     id ? id : "?");
+    }
+    if (!used)
+        return 0;
+    return err_set(err, -EBUSY, "the volume '%s' cannot be %s: based on it: %s", vol->stem, what,
+                   users);
+}
+
+int op_refuse_served(struct op *op, const struct cvol *vol, const char *what, struct err *err)
+{
+    _cleanup_(remote_closep) struct remote *remote = NULL;
+    int rc = remote_open(op->cat, vol, &remote, err);
+
+    if (rc == 0 && remote)
+        rc = err_set(err, -EBUSY,
+                     "the volume '%s' is served and cannot be %s: stop its server first", vol->stem,
+                     what);
+    return rc;
+}
+
 int op_intent(struct op *op, const char *name, json_t *body, struct err *err)
 {
     int rc = intent_begin(op->images, op->id, name, body, &op->intent, err);

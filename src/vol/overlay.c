@@ -68,6 +68,46 @@ int overlay_hold(const char *path, struct blk **ret, struct err *err)
     return blk_file_open(path, &opts, ret, err);
 }
 
+int overlay_refuse_open(const char *path, struct err *err)
+{
+    struct blk *blk;
+    int rc = overlay_hold(path, &blk, err);
+
+    if (rc == 0)
+        blk_close(blk);
+    return rc;
+}
+
+int held_add(struct held_files *held, const char *path, struct err *err)
+{
+    struct blk *blk;
+    int rc = overlay_hold(path, &blk, err);
+
+    if (rc == 0 && vec_push(&held->list, blk) < 0) {
+        blk_close(blk);
+        rc = err_set(err, -ENOMEM, "out of memory");
+    }
+    return rc;
+}
+
+int held_add_volume(struct held_files *held, const struct cvol *vol, struct err *err)
+{
+    int rc = vol->current ? held_add(held, vol->current->path, err) : 0;
+
+    vec_for_each(it, &vol->snaps) {
+        if (rc == 0)
+            rc = held_add(held, (*it)->path, err);
+    }
+    return rc;
+}
+
+void held_drop(struct held_files *held)
+{
+    vec_for_each(it, &held->list)
+        blk_close(*it);
+    vec_free(&held->list);
+}
+
 int overlay_settle(const char *path, const char *format, struct err *err)
 {
     int rc = chain_settle(path, format, err);

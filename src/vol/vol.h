@@ -141,6 +141,18 @@ SUSPENDS int vol_rollback(const struct vol_ctx *ctx, const struct vol_name *name
                           bool force, struct err *err);
 SUSPENDS int vol_destroy(const struct vol_ctx *ctx, const struct vol_name *name, bool flatten,
                          struct err *err);
+/* A new volume with the contents of a base image or a snapshot: linked, an overlay on it in the
+ * same storage; full, a copy of its own, in any storage and also of an idle volume's current state.
+ */
+struct vol_clone_opts {
+    bool full;
+    struct vol_create_opts create; /* of a full clone; len is not used */
+};
+SUSPENDS int vol_clone(const struct vol_ctx *ctx, const struct vol_name *from,
+                       const struct vol_name *to, const struct vol_clone_opts *opts,
+                       struct err *err);
+/* vm-<vmid>-x becomes base-<vmid>-x, which is never changed again. */
+SUSPENDS int vol_template(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err);
 SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t len,
                         bool relative, struct err *err);
 /* Before a volume's files are opened by name: waits for operations on it, finishes what such have

@@ -1,11 +1,11 @@
 """kill -9 of the manager at every step of every operation on idle volumes; then recovery by the next operation, or by
 pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
-import collections, os, sys
-from volmodel import MIB, Pool, sha, short
-from proc import Failed, LONG, done, folder, need, run
+import os
+from volmodel import MIB
+from crashpoints import BASE, run_all
+from proc import need
 
 need('qemu-img', 'qemu-io')
-BASE = folder()
 V, W = '100/vm-100-disk-0', '100/vm-100-disk-1'
 SCENARIOS = []
 
@@ -165,107 +165,4 @@ def repair(pool):
     return ['pool', 'check', pool.name, '--repair'], lambda p: None
 
 
-def points(path):
-    """[(name, n-th pass)] in order"""
-    seen, out = collections.Counter(), []
-    with open(path) as f:
-        for name in f.read().split():
-            seen[name] += 1
-            out.append((name, seen[name]))
-    return out
-
-
-def thin(list_):
-    """repeated points: the first two and the last pass of each tell"""
-    total = collections.Counter(n for n, _ in list_)
-    return list_ if LONG else [(n, i) for n, i in list_ if i <= 2 or i == total[n]]
-
-
-def recover(pool, how, vols):
-    if how == 0 or not vols:
-        pool.varve('pool', 'check', pool.name, '--repair')
-        return None
-    vol = vols[0]
-    # any operation will do: here one that changes nothing but a size
-    pool.varve('resize', pool.id(vol), '+1M')
-    return vol
-
-
-def matches(pool, got, want, grown):
-    want = {v: dict(e) for v, e in want.items()}
-    if grown and grown in want and None in want[grown]:
-        want[grown][None] = want[grown][None] + bytes(MIB)
-    return got == {v: {s: sha(d) for s, d in e.items()} for v, e in want.items()}
-
-
-def current_is_there(pool, before, after, name):
-    """no moment without a current volume that reads right, without any recovery"""
-    for vol in before:
-        if vol not in after:
-            continue
-        paths = [os.path.join(pool.images, vol + s) for s in ('.qcow2', '.raw')]
-        paths = [p for p in paths if os.path.exists(p)]
-        if not paths:
-            raise Failed('%s: no current volume %s' % (name, vol))
-        data = pool.read(paths[0])
-        if data not in (before[vol][None], after[vol][None]):
-            raise Failed('%s: the current volume %s reads neither as before nor as after' % (name, vol))
-
-
-def kill_at(template, argv, model, point, nr):
-    name = '%s:%d' % point
-    pool = template.copy(os.path.join(BASE, 'try'))
-    before = {v: dict(e) for v, e in pool.vols.items()}
-    argv = [a for a in argv]
-    rc, out = pool.varve(*argv, rc=None, env={'VARVE_CRASH_AT': name})
-    if rc != -9:
-        raise Failed('at %s: not killed, ended with %d: %s' % (name, rc, out))
-    model(pool)
-    after = pool.vols
-    if 'repair' not in ' '.join(argv):
-        current_is_there(pool, before, after, name)
-    grown = recover(pool, nr % 2, [v for v in before if v in after and argv[0] != 'pool'])
-    got = pool.state()
-    if not matches(pool, got, after, grown) and not matches(pool, got, before, grown):
-        pool.vols = before
-        was = short(pool.expected())
-        pool.vols = after
-        raise Failed('killed at %s: the pool is\n  %s\nbefore\n  %s\nafter\n  %s' % (name, short(got), was,
-                                                                                 short(pool.expected())))
-    pool.check_images()
-    pool.varve('pool', 'check', pool.name)
-    # a lock file of the killed one may stay: nobody holds it
-    if [h for h in pool.hidden() if not os.path.basename(h).startswith(('vol-', 'pool'))]:
-        raise Failed('killed at %s: left behind: %s' % (name, pool.hidden()))
-
-
-def run_scenario(f):
-    home = os.path.join(BASE, f.__name__)
-    os.makedirs(home)
-    pool = Pool(home)
-    argv, model = f(pool)
-    if f is not repair:
-        pool.verify()
-    whole = pool.copy(os.path.join(BASE, 'whole'))
-    listing = os.path.join(BASE, 'points')
-    open(listing, 'w').close()
-    whole.varve(*argv, env={'VARVE_CRASH_LIST': listing})
-    model(whole)
-    whole.verify()
-    if whole.hidden():
-        raise Failed('%s left behind: %s' % (f.__name__, whole.hidden()))
-    todo = thin(points(listing))
-    for nr, point in enumerate(todo):
-        kill_at(pool, argv, model, point, nr)
-    print('%-24s killed at %d points' % (f.__name__, len(todo)), flush=True)
-    if not todo:
-        raise Failed('%s: too few crash points' % f.__name__)
-
-
-for s in SCENARIOS:
-    if len(sys.argv) < 2 or s.__name__ in sys.argv[1:]:
-        try:
-            run_scenario(s)
-        except Failed as e:
-            raise Failed('%s: %s' % (s.__name__, e))
-done('ok')
+run_all(SCENARIOS)

@@ -312,7 +312,8 @@ def mounted(fs, name):
         return None
     pool = object.__new__(Pool)
     pool.name, pool.path, pool.cfg, pool.runtime = 'p', home + '/p', home + '/p.cfg', home + '/p.run'
-    pool.images, pool.vols = home + '/p/images', {}
+    pool.other, pool.vols = None, {}
+    pool.place(home)
     with open(pool.cfg, 'w') as f:
         f.write('dir: p\n\tpath %s\n\tcontent images\n\tsnapext 1\n' % pool.path)
     return pool

@@ -11,30 +11,42 @@ def sha(data):
 
 
 class Pool:
-    """<folder>/<name> with storage.cfg; `vols`: name -> {None: bytes of the current state, snapshot: bytes}"""
+    """<folder>/<name> with storage.cfg; `vols`: name -> {None: bytes of the current state, snapshot: bytes}.
+    With `other` there is a second storage of that name; its volumes are called '<other>:<name>'."""
 
-    def __init__(self, folder, name='p', keys=''):
-        self.name, self.path = name, os.path.join(folder, name)
+    def __init__(self, folder, name='p', keys='', other=None, other_keys=''):
+        self.name, self.other, self.path = name, other, os.path.join(folder, name)
         self.cfg = os.path.join(folder, name + '.cfg')
         self.runtime = os.path.join(folder, name + '.run')
-        self.images = os.path.join(self.path, 'images')
+        self.place(folder)
         self.vols = {}
-        os.makedirs(self.path)
         with open(self.cfg, 'w') as f:
-            f.write('dir: %s\n\tpath %s\n\tcontent images\n\tsnapext 1\n%s' % (name, self.path, keys))
+            for n, k in ((name, keys), (other, other_keys)):
+                if n:
+                    os.makedirs(os.path.join(folder, n))
+                    f.write('dir: %s\n\tpath %s\n\tcontent images\n\tsnapext 1\n%s\n' % (n, os.path.join(folder, n), k))
+
+    def place(self, folder):
+        self.images = os.path.join(self.path, 'images')
+        self.roots = {'': self.images}
+        if self.other:
+            self.roots[self.other + ':'] = os.path.join(folder, self.other, 'images')
 
     def copy(self, folder):
         """the same pool, files and model, elsewhere"""
         new = object.__new__(Pool)
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
-        new.name, new.path = self.name, os.path.join(folder, self.name)
+        new.name, new.other, new.path = self.name, self.other, os.path.join(folder, self.name)
         new.cfg, new.runtime = os.path.join(folder, 'cfg'), os.path.join(folder, 'run')
-        new.images = os.path.join(new.path, 'images')
+        new.place(folder)
         new.vols = {v: dict(e) for v, e in self.vols.items()}
-        run('cp', '-a', '--sparse=always', self.path, new.path)
+        here = os.path.dirname(self.path)
+        for name in self.name, self.other:
+            if name:
+                run('cp', '-a', '--sparse=always', os.path.join(here, name), os.path.join(folder, name))
         with open(self.cfg) as f, open(new.cfg, 'w') as t:
-            t.write(f.read().replace(self.path, new.path))
+            t.write(f.read().replace(here + '/', folder + '/'))
         return new
 
     def argv(self, *args):
@@ -53,7 +65,7 @@ class Pool:
         return out if rc is not None else (p.returncode, out)
 
     def id(self, vol, snap=None):
-        return '%s:%s%s' % (self.name, vol, '@' + snap if snap else '')
+        return '%s%s%s' % ('' if ':' in vol else self.name + ':', vol, '@' + snap if snap else '')
 
     # ---- changes of both ----
     def create(self, vol, size=4 * MIB, *options):
@@ -84,23 +96,52 @@ class Pool:
         else:
             del self.vols[vol]
 
+    def clone(self, vol, snap, to, *options):
+        self.varve('clone', self.id(vol, snap), self.id(to), *options)
+        self.vols[to] = {None: self.vols[vol][snap]}
+
+    def template(self, vol):
+        self.varve('template', self.id(vol))
+        to = based(vol)
+        self.vols[to] = self.vols.pop(vol)
+        return to
+
+    def rename(self, vol, to):
+        self.varve('rename', self.id(vol), to.rpartition(':')[2])
+        self.vols[to] = self.vols.pop(vol)
+
+    def move(self, vol, *options):
+        to = moved(self, vol)
+        self.varve('move', self.id(vol), (self.name if ':' in vol else self.other) + ':', *options)
+        self.vols[to] = dict(self.vols[vol])
+        if '--delete' in options:
+            del self.vols[vol]
+        return to
+
     # ---- what is there ----
     def file(self, vol, snap=None):
         """the element's file, by the layout"""
+        pool, _, vol = vol.rpartition(':')
         folder, _, stem = vol.rpartition('/')
         if snap:
             stem = 'snap-%s-%s' % (snap, stem)
-        paths = [os.path.join(self.images, folder, stem + s) for s in ('.qcow2', '.raw')]
+        root = self.roots[pool + ':' if pool else '']
+        paths = [os.path.join(root, folder, stem + s) for s in ('.qcow2', '.raw')]
         for p in paths:
             if os.path.exists(p):
                 return p
         raise Failed('there is no file of %s' % self.id(vol, snap))
 
+    def folders(self):
+        for prefix, root in self.roots.items():
+            for folder, _, names in os.walk(root):
+                yield prefix, folder, names
+
     def elements(self):
         """{vol: {snap or None: path}} by the names of the files"""
         out = {}
-        for folder, _, names in os.walk(self.images):
-            sub = os.path.relpath(folder, self.images)
+        for prefix, folder, names in self.folders():
+            sub = os.path.relpath(folder, self.roots[prefix])
             for n in names:
                 stem, dot, fmt = n.rpartition('.')
                 if n.startswith('.') or '/.varve' in folder or fmt not in ('raw', 'qcow2'):
@@ -109,7 +150,7 @@ class Pool:
                 if stem.startswith('snap-'):
                     # the tests' snapshot names have no '-'
                     snap, _, stem = stem[5:].partition('-')
-                vol = stem if sub == '.' else sub + '/' + stem
+                vol = prefix + (stem if sub == '.' else sub + '/' + stem)
                 out.setdefault(vol, {})
                 if snap in out[vol]:
                     raise Failed('%s: two files: %s, %s' % (self.id(vol, snap), out[vol][snap], os.path.join(folder, n)))
@@ -150,10 +191,21 @@ class Pool:
     def hidden(self):
         """what operations leave while they run: must be gone afterwards"""
         out = []
-        for folder, _, names in os.walk(self.images):
+        for _, folder, names in self.folders():
             out += [os.path.join(folder, n) for n in names if n.startswith('.varve-') or
                     ('/.varve' in folder and n not in ('lock', 'spare'))]
         return out
+
+
+def based(vol):
+    """the base image's name"""
+    folder, _, stem = vol.rpartition('/')
+    return folder + '/base-' + stem[3:]
+
+
+def moved(pool, vol):
+    """the volume's name in the other storage"""
+    return vol.rpartition(':')[2] if ':' in vol else pool.other + ':' + vol
 
 
 def short(state):

@@ -1,0 +1,119 @@
+"""kill -9 of the manager at every step of an operation on idle volumes; then recovery by the next operation, or by
+pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
+import collections, os, sys
+from volmodel import MIB, Pool, sha, short
+from proc import Failed, LONG, done, folder
+
+BASE = folder()
+
+
+def points(path):
+    """[(name, n-th pass)] in order"""
+    seen, out = collections.Counter(), []
+    with open(path) as f:
+        for name in f.read().split():
+            seen[name] += 1
+            out.append((name, seen[name]))
+    return out
+
+
+def thin(list_):
+    """repeated points: the first two and the last pass of each tell"""
+    total = collections.Counter(n for n, _ in list_)
+    return list_ if LONG else [(n, i) for n, i in list_ if i <= 2 or i == total[n]]
+
+
+def recover(pool, how, vols):
+    """by pool check, or by an operation: any will do, here one that changes nothing but a size"""
+    names = [pool.name] + ([pool.other] if pool.other else [])
+    if how % 2 == 0 or not vols:
+        for name in names if how % 4 else reversed(names):
+            pool.varve('pool', 'check', name, '--repair')
+        return []
+    grown = [v for v in vols[:1] + [v for v in vols if ':' in v][:1]]
+    for vol in grown if how % 4 == 1 else reversed(grown):
+        pool.varve('resize', pool.id(vol), '+1M')
+    return grown
+
+
+def matches(pool, got, want, grown):
+    want = {v: dict(e) for v, e in want.items()}
+    for vol in grown:
+        if None in want.get(vol, {}):
+            want[vol][None] = want[vol][None] + bytes(MIB)
+    return got == {v: {s: sha(d) for s, d in e.items()} for v, e in want.items()}
+
+
+def current_is_there(pool, before, after, name):
+    """no moment without a current volume that reads right, without any recovery"""
+    for vol in before:
+        if vol not in after:
+            continue
+        try:
+            data = pool.read(pool.file(vol))
+        except Failed as e:
+            raise Failed('%s: no current volume %s: %s' % (name, vol, e))
+        if data not in (before[vol][None], after[vol][None]):
+            raise Failed('%s: the current volume %s reads neither as before nor as after' % (name, vol))
+
+
+def kill_at(template, argv, model, point, nr):
+    name = '%s:%d' % point
+    pool = template.copy(os.path.join(BASE, 'try'))
+    before = {v: dict(e) for v, e in pool.vols.items()}
+    argv = [a for a in argv]
+    rc, out = pool.varve(*argv, rc=None, env={'VARVE_CRASH_AT': name})
+    if rc != -9:
+        raise Failed('at %s: not killed, ended with %d: %s' % (name, rc, out))
+    model(pool)
+    after = pool.vols
+    if 'repair' not in ' '.join(argv):
+        current_is_there(pool, before, after, name)
+    grown = recover(pool, nr, [v for v in before if v in after and argv[0] != 'pool'])
+    got = pool.state()
+    if not matches(pool, got, after, grown) and not matches(pool, got, before, grown):
+        pool.vols = before
+        was = short(pool.expected())
+        pool.vols = after
+        raise Failed('killed at %s: the pool is\n  %s\nbefore\n  %s\nafter\n  %s' % (name, short(got), was,
+                                                                                 short(pool.expected())))
+    pool.check_images()
+    for n in [pool.name] + ([pool.other] if pool.other else []):
+        pool.varve('pool', 'check', n)
+    # a lock file of the killed one may stay: nobody holds it
+    if [h for h in pool.hidden() if not os.path.basename(h).startswith(('vol-', 'pool'))]:
+        raise Failed('killed at %s: left behind: %s' % (name, pool.hidden()))
+
+
+def run_scenario(f):
+    home = os.path.join(BASE, f.__name__)
+    os.makedirs(home)
+    pool = Pool(home)
+    argv, model = f(pool)
+    if argv[0] != 'pool':
+        pool.verify()
+    whole = pool.copy(os.path.join(BASE, 'whole'))
+    listing = os.path.join(BASE, 'points')
+    open(listing, 'w').close()
+    whole.varve(*argv, env={'VARVE_CRASH_LIST': listing})
+    model(whole)
+    whole.verify()
+    if whole.hidden():
+        raise Failed('%s left behind: %s' % (f.__name__, whole.hidden()))
+    todo = thin(points(listing))
+    for nr, point in enumerate(todo):
+        kill_at(pool, argv, model, point, nr)
+    print('%-24s killed at %d points' % (f.__name__, len(todo)), flush=True)
+    if not todo:
+        raise Failed('%s: too few crash points' % f.__name__)
+
+
+def run_all(scenarios):
+    """all of them, or those named on the command line"""
+    for s in scenarios:
+        if len(sys.argv) < 2 or s.__name__ in sys.argv[1:]:
+            try:
+                run_scenario(s)
+            except Failed as e:
+                raise Failed('%s: %s' % (s.__name__, e))
+    done('ok')

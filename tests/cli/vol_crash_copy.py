@@ -1,0 +1,73 @@
+"""kill -9 at every step of what makes volumes from others, renames and moves them; see crashpoints.py."""
+from volmodel import MIB, based
+from crashpoints import run_all
+from proc import need
+
+need('qemu-img', 'qemu-io')
+V, W, C, D = '100/vm-100-disk-0', '100/vm-100-disk-1', '101/vm-101-disk-0', '102/vm-102-disk-0'
+SCENARIOS = []
+
+
+def scenario(f):
+    SCENARIOS.append(f)
+    return f
+
+
+def tree(pool, vol=V, suffix=''):
+    """current on s2 on s1, s3 beside, each with its own data; another volume"""
+    pool.create(vol + suffix, 4 * MIB)
+    pool.create(W, MIB)
+    pool.write(vol, 0, MIB, 0x11)
+    pool.snapshot(vol, 's1')
+    pool.write(vol, 65536, 65536, 0x21)
+    pool.snapshot(vol, 's3')
+    pool.rollback(vol, 's1')
+    pool.write(vol, 131072, 65536, 0x22)
+    pool.snapshot(vol, 's2')
+    pool.write(vol, 2 * MIB, 65536, 0x30)
+
+
+def base(pool, suffix=''):
+    pool.create(V + suffix, 4 * MIB)
+    pool.create(W, MIB)
+    pool.write(V, 0, MIB, 0x11)
+    return pool.template(V)
+
+
+def add(to, vol, snap=None):
+    return lambda p: p.vols.update({to: {None: p.vols[vol][snap]}})
+
+
+@scenario
+def clone_base(pool):
+    b = base(pool)
+    return ['clone', pool.id(b), pool.id(C)], add(C, b)
+
+
+@scenario
+def clone_snapshot(pool):
+    tree(pool)
+    return ['clone', pool.id(V, 's3'), pool.id(C)], add(C, V, 's3')
+
+
+@scenario
+def clone_full(pool):
+    tree(pool)
+    return ['clone', pool.id(V), pool.id(C), '--full'], add(C, V)
+
+
+@scenario
+def clone_full_file(pool):
+    b = base(pool, '.raw')
+    return ['clone', pool.id(b), pool.id(C), '--full', '--format', 'raw'], add(C, b)
+
+
+@scenario
+def template(pool):
+    pool.create(V, 4 * MIB)
+    pool.create(W, MIB)
+    pool.write(V, 0, MIB, 0x11)
+    return ['template', pool.id(V)], lambda p: p.vols.update({based(V): p.vols.pop(V)})
+
+
+run_all(SCENARIOS)
