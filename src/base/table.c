@@ -48,9 +48,19 @@ void table_trim(struct table *t)
         (void)move_to(t, t->cap / 2);
 }
 
+static bool is_full(const struct table *t)
+{
+    return (t->used + 1) * 4 > t->cap * 3;
+}
+
+size_t table_growth(const struct table *t)
+{
+    return is_full(t) ? (t->cap ? t->cap * 2 : CAP_MIN) * sizeof(*t->slots) : 0;
+}
+
 int table_put(struct table *t, uint64_t key, void *value)
 {
-    if ((t->used + 1) * 4 > t->cap * 3) {
+    if (is_full(t)) {
         int rc = move_to(t, t->cap ? t->cap * 2 : CAP_MIN);
 
         if (rc < 0)

@@ -26,6 +26,8 @@ void *table_get(const struct table *t, uint64_t key);
 int table_put(struct table *t, uint64_t key, void *value);
 /* Removes and returns the value, NULL if there was none. */
 void *table_remove(struct table *t, uint64_t key);
+/* Bytes that the next put may add; most add none. */
+size_t table_growth(const struct table *t);
 /* Gives memory back if few slots are in use; best effort. */
 void table_trim(struct table *t);
 /* Iterates: *pos starts at 0; returns the next slot or NULL. No put/remove in between. */

@@ -74,14 +74,15 @@ static bool evict_step(struct bound_member *member, bool force)
     if (list_empty(&m->lru))
         return true;
     struct fmap_slice *s = list_entry(m->lru.next, struct fmap_slice, lru);
-    if (s == m->keep || (s->used && !force)) {
-        s->used = false;
+    if (s == m->keep || (s->lives && !force)) {
+        s->lives -= s->lives > 0;
         list_remove(&s->lru);
         list_push_back(&m->lru, &s->lru);
         if (s != m->keep && s->cap > MAX(s->len, 2u))
             (void)slice_reserve(m, s, s->len, true);
     } else {
         slice_free(m, s);
+        m->evictions++;
     }
     if (m->to_look > 1) {
         m->to_look--;
@@ -101,6 +102,7 @@ void fmap_init(struct fmap *m, uint64_t unit, struct bound *bound)
         bits++;
     memset(m, 0, sizeof(*m)); /* too large for a compound literal on a coroutine's stack */
     m->slice_bits = bits;
+    m->lives = 1;
     m->bound = bound;
     m->member.step = evict_step;
     list_init(&m->lru);
@@ -224,7 +226,7 @@ bool fmap_lookup(struct fmap *m, uint64_t off, struct fmap_entry *ret)
         .len = (uint64_t)(e->last + 1u - e->first) * FMAP_GRAIN - front,
         .host_off = e->kind == FMAP_DATA ? (uint64_t)e->host * FMAP_GRAIN + front : 0,
     };
-    s->used = true;
+    s->lives = m->lives;
     m->hits++;
     return true;
 }
@@ -233,11 +235,8 @@ bool fmap_lookup(struct fmap *m, uint64_t off, struct fmap_entry *ret)
 
 static struct fmap_slice *slice_make(struct fmap *m, uint64_t index)
 {
-    struct fmap_slice *s = slice_get(m, index);
+    struct fmap_slice *s = calloc(1, sizeof(*s));
 
-    if (s)
-        return s;
-    s = calloc(1, sizeof(*s));
     if (!s || table_put(&m->slices, index, s) < 0) {
         free(s);
         return NULL;
@@ -342,8 +341,18 @@ static bool insert_extent(struct fmap *m, struct fmap_slice *s, const struct fma
     merge_next(s, i);
     if (i > 0)
         merge_next(s, i - 1);
-    s->used = true;
+    s->lives = m->lives;
     return true;
+}
+
+/* The most that an insert may take: two extents more, in a slice that may be new. */
+static uint64_t growth(const struct fmap *m, const struct fmap_slice *s)
+{
+    uint32_t len = s ? s->len + 2 : 2;
+
+    if (!s)
+        return heap_cost(sizeof(*s)) + array_cost(len + len / 8) + table_growth(&m->slices);
+    return len > s->cap ? array_cost(len + len / 8) - array_cost(s->cap) : 0;
 }
 
 bool fmap_insert(struct fmap *m, uint32_t gen, const struct fmap_entry *e)
@@ -358,11 +367,11 @@ bool fmap_insert(struct fmap *m, uint32_t gen, const struct fmap_entry *e)
     }
     if (!make_extent(m, e, end, &in))
         return false;
-    m->keep = slice_make(m, e->guest_off >> m->slice_bits);
-    bool done = m->keep && insert_extent(m, m->keep, &in);
-    bound_make_room(m->bound, 0);
+    m->keep = slice_get(m, e->guest_off >> m->slice_bits);
+    bound_make_room(m->bound, growth(m, m->keep));
+    struct fmap_slice *s = m->keep ? m->keep : slice_make(m, e->guest_off >> m->slice_bits);
     m->keep = NULL;
-    return done;
+    return s && insert_extent(m, s, &in);
 }
 
 /* Entries of one slice; without memory to split an extent the whole slice goes. */

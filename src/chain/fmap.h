@@ -58,7 +58,7 @@ struct fmap_slice {
     struct fmap_extent *extents; /* owned */
     uint32_t len, cap;
     uint32_t swept; /* fmap.drops when extents of dropped layers were last taken out */
-    bool used;      /* since the evictor last looked */
+    unsigned lives; /* turns of the evictor that it survives */
 };
 
 struct fmap {
@@ -67,6 +67,8 @@ struct fmap {
     unsigned slice_bits;
     struct bound *bound;
     struct bound_member member;
+    unsigned lives; /* of a slice that is used; set by the owner */
+    uint64_t evictions;
     unsigned to_look;        /* slices before the evictor has come round */
     struct fmap_slice *keep; /* is being inserted to: not to be evicted */
     uint64_t index_bytes, bytes_max;

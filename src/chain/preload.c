@@ -11,6 +11,8 @@
 #include "chain/internal.h"
 #include "rt/reactor.h"
 
+/* Turns of the clock that the map survives unused while lower slices survive none. */
+#define MAP_LIVES 4u
 /* A step of preloading is inside the gate for about so long: a pivot waits for it. */
 #define STEP_NS 200000ull
 
@@ -23,48 +25,47 @@ void chain_weigh(struct chain *chain)
             slices += image_map_estimate(chain->layers.data[i]->image);
     bool fits = slices <= chain->bound.limit / 4 * 3;
     chain->bound.first = fits ? &chain->fmap.member : NULL;
+    chain->fmap.lives = fits ? 1 : MAP_LIVES;
     for (size_t i = 0; i < chain->layers.len; i++)
         if (chain->layers.data[i]->image)
             image_map_is_passing(chain->layers.data[i]->image, !fits && i > 0);
 }
 
-/* What is worth keeping takes nearly all of the bound: more would only push it out. */
-static bool is_full(const struct chain *chain)
-{
-    uint64_t map = chain->fmap.member.bytes, worth = chain->bound.bytes;
-    struct image_stats top = {0};
+struct loading {
+    uint64_t off;       /* the map is loaded up to here */
+    uint64_t evictions; /* of the flattened map, when it began */
+};
 
-    if (chain->bound.first)
-        worth -= map;
-    else if (chain->layers.len > 1) {
-        image_get_stats(chain_top(chain)->image, &top);
-        worth = map + top.cache_bytes;
-    }
-    return worth > chain->bound.limit / 8 * 7;
+/* More would only push out what was loaded. */
+static bool is_full(const struct chain *chain, const struct loading *l)
+{
+    uint64_t slices = chain->bound.bytes - chain->fmap.member.bytes;
+
+    if (chain->layers.len > 1 && !chain->bound.first)
+        return chain->fmap.evictions != l->evictions;
+    return slices > chain->bound.limit / 8 * 7;
 }
 
-/* One piece of the map; *off moves on. What cannot be read is left to the request that needs it. */
-SUSPENDS static void load_piece(struct chain *chain, uint64_t *off)
+/* One piece of the map. What cannot be read is left to the request that needs it. */
+SUSPENDS static void load_piece(struct chain *chain, struct loading *l)
 {
     struct layer *top = chain_top(chain);
-    uint64_t len = layer_len(top), end = len;
-    struct fmap_entry e;
+    uint64_t slice_end = MIN(layer_len(top), fmap_slice_end(&chain->fmap, l->off));
+    uint64_t end = layer_len(top);
+    struct fmap_entry e = {0};
     int rc = 0;
 
     if (top->lower) {
-        rc = chain_resolve(chain, top, *off, MIN(len, fmap_slice_end(&chain->fmap, *off)) - *off,
-                           &e);
-        end = rc < 0 ? *off + chain->unit : *off + e.len;
+        rc = chain_resolve(chain, top, l->off, slice_end - l->off, &e);
+        end = l->off + e.len;
     } else if (top->image) {
-        rc = image_load_map(top->image, *off, &end);
-        if (rc < 0)
-            end = *off + image_header(top->image)->cluster_size;
+        rc = image_load_map(top->image, l->off, &end);
     }
-    *off = end;
+    l->off = rc < 0 ? slice_end : end;
 }
 
 /* Pieces for a while. True: there is more. */
-SUSPENDS static bool load_step(struct chain *chain, uint64_t *off)
+SUSPENDS static bool load_step(struct chain *chain, struct loading *l)
 {
     uint64_t until = reactor_now() + STEP_NS;
     bool more = true;
@@ -73,9 +74,9 @@ SUSPENDS static bool load_step(struct chain *chain, uint64_t *off)
     if (chain_depth(chain) > 1)
         chain_weigh(chain);
     do {
-        more = *off < layer_len(chain_top(chain)) && !is_full(chain);
+        more = l->off < layer_len(chain_top(chain)) && !is_full(chain, l);
         if (more)
-            load_piece(chain, off);
+            load_piece(chain, l);
     } while (more && reactor_now() < until);
     gate_leave(&chain->gate);
     return more;
@@ -83,14 +84,14 @@ SUSPENDS static bool load_step(struct chain *chain, uint64_t *off)
 
 int chain_preload(struct chain *chain, const bool *stop)
 {
-    uint64_t off = 0;
+    struct loading l = {.evictions = chain->fmap.evictions};
 
     chain->stats.preloads_running++;
-    while (!*stop && load_step(chain, &off)) {
-        chain->stats.preloaded_bytes = off;
+    while (!*stop && load_step(chain, &l)) {
+        chain->stats.preloaded_bytes = l.off;
         reactor_yield(); /* guests first */
     }
-    chain->stats.preloaded_bytes = off;
+    chain->stats.preloaded_bytes = l.off;
     chain->stats.preloads_running--;
     return *stop ? -ECANCELED : 0;
 }

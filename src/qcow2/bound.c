@@ -67,7 +67,7 @@ void bound_make_room(struct bound *b, uint64_t need)
 
         if (!m)
             return;
-        if (m->step(m, i >= STEPS_SPARE) && m != b->first) {
+        if (m->step(m, i >= STEPS_SPARE)) {
             list_remove(&m->link);
             list_push_back(&b->members, &m->link);
         }

@@ -254,8 +254,9 @@ static bool clock_step(struct bound_member *m, bool force)
 static void make_room(struct image *img)
 {
     account_fixed(img);
-    bound_make_room(img->cache.bound,
-                    heap_cost(sizeof(struct slice)) + heap_cost(img->slice_bytes));
+    bound_make_room(img->cache.bound, heap_cost(sizeof(struct slice)) +
+                                          heap_cost(img->slice_bytes) +
+                                          table_growth(&img->cache.index));
 }
 
 uint64_t cache_disk_off(const struct image *img, uint64_t key)
