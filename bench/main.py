@@ -30,13 +30,14 @@ def arguments():
     a.add_argument('--list', action='store_true')
     a.add_argument('--rounds', type=int)
     a.add_argument('--secs', type=float, help='length of one load')
+    a.add_argument('--turns', type=int, help='how often a load that can be repeated is, within a round')
     a.add_argument('--size', type=int, help='bytes of an ordinary disk')
     a.add_argument('--qsd', action='append', default=[])
     a.add_argument('--no-default-qsd', action='store_true')
     a.add_argument('--varve-option', action='append', default=[], help='one more option for every `varve serve`')
     a.add_argument('--nbdload', help='the client (default: bench/nbdload beside VARVE)')
     a.add_argument('--dir', default='/var/tmp/varve-bench', help='a folder of its own on the disk to measure; emptied')
-    a.add_argument('--minutes', type=float, help='begin no further round after so many minutes')
+    a.add_argument('--minutes', type=float, help='begin no further row after so many minutes (--quick: 24)')
     a.add_argument('--include', action='append', default=[])
     return a.parse_args()
 
@@ -47,7 +48,7 @@ def load_results(path, quick):
         if r['quick'] != quick:
             sys.exit('%s was made %s --quick: name another file' % (path, 'with' if r['quick'] else 'without'))
         return r
-    return {'quick': quick, 'done': [], 'cells': [], 'skipped': {}, 'failed': {}, 'problems': [], 'included': [], 'about': {}}
+    return {'quick': quick, 'done': [], 'cells': [], 'skipped': {}, 'took': {}, 'failed': {}, 'problems': [], 'included': [], 'about': {}}
 
 
 def store(path, results):
@@ -58,7 +59,7 @@ def store(path, results):
 
 def about(ctx):
     return {'cpus': os.cpu_count(), 'kernel': platform.release().split('-')[0], 'machine': platform.machine(), 'varve': ctx.varve.version(),
-            'qemu': {q.label: q.version() for q in ctx.qemus}, 'size': ctx.size, 'secs': ctx.secs, 'date': time.strftime('%Y-%m-%d'),
+            'qemu': {q.label: q.version() for q in ctx.qemus}, 'size': ctx.size, 'secs': ctx.secs, 'turns': ctx.turns, 'date': time.strftime('%Y-%m-%d'),
             'fs': os.popen('stat -f -c %%T %s' % ctx.folder).read().strip(), 'options': ctx.varve.options}
 
 
@@ -84,7 +85,9 @@ def one_round(ctx, row, nr, results):
         if not isinstance(e, Failed):
             traceback.print_exc()
     finally:
+        t = time.monotonic()
         empty(ctx.folder)
+        ctx.say('%s: removed in %.1f s' % (key, time.monotonic() - t))
 
 
 def main():
@@ -93,9 +96,8 @@ def main():
     qemus = ([] if A.no_default_qsd else [Qemu()]) + [Qemu(w) for w in A.qsd]
     os.makedirs(A.dir, exist_ok=True)
     nbdload = A.nbdload or os.path.join(os.path.dirname(os.path.abspath(A.varve)), '..', '..', 'bench', 'nbdload')
-    ctx = Context(A, varve, qemus, nbdload, A.dir, A.secs or (.4 if A.quick else 1.0), A.size or (512 * MIB if A.quick else 2 * GIB), A.quick)
-    ctx.chain_size = ctx.size // 2
-    ctx.stall_size = ctx.size if A.quick else 2 * ctx.size
+    secs, size = A.secs or (.3 if A.quick else .7), A.size or (512 * MIB if A.quick else 2 * GIB)
+    ctx = Context(varve, qemus, nbdload, A.dir, secs, A.turns or (2 if A.quick else 3), size, A.quick)
     rows = [r for r in all_rows(ctx) if re.search(A.rows, '%s/%s' % (r.kind, r.name)) and (r.quick or not A.quick)]
     if A.list:
         for r in rows:
@@ -104,17 +106,17 @@ def main():
     results = load_results(A.json, A.quick)
     results['about'], begin = about(ctx), time.monotonic()
     results['included'] = [json.load(open(p)) for p in A.include] or results['included']
-    rounds = A.rounds or (2 if A.quick else 3)
+    rounds, minutes = A.rounds or (2 if A.quick else 3), A.minutes or (24 if A.quick else 0)
     for nr in range(rounds):                    # a round of all rows, then the next: what drifts, drifts for all
         for row in rows:
             if '%s/%s#%d' % (row.kind, row.name, nr) in results['done']:
                 continue
-            if A.minutes and time.monotonic() - begin > A.minutes * 60:
-                ctx.say('%g minutes are over; run again to go on' % A.minutes)
+            if minutes and time.monotonic() - begin > minutes * 60:
+                ctx.say('%g minutes are over; run again to go on' % minutes)
                 return 0
             t = time.monotonic()
             one_round(ctx, row, nr, results)
-            results.setdefault('took', {})['%s/%s' % (row.kind, row.name)] = round(time.monotonic() - t, 1)
+            results['took']['%s/%s' % (row.kind, row.name)] = round(time.monotonic() - t, 1)
             results['problems'] = sorted(set(results['problems'] + ctx.problems))
             store(A.json, results)
     ctx.say('%d rows, %d failed, %d skipped, %.1f minutes: %s' % (len(rows), len(results['failed']), len(results['skipped']),

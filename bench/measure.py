@@ -1,5 +1,6 @@
 """Rows, loads, and the one way in which they are measured: all contenders of a row are open at the same time and
-take turns at every load, in an order that changes with the round. A cell is one such turn.
+take turns at every load, in an order that changes. What can be repeated (steady loads) is, several short turns being
+better than one long one: the pairs lie closer together. A cell is one turn; its `round` is 100 * round + turn.
 """
 import json, os, subprocess, sys, time
 from counters import Usage, memory, reset_peak
@@ -39,25 +40,28 @@ class Contender:
 
 
 class Row:
-    """build(ctx, folder) -> [Contender]; made anew for every round. quick: part of --quick"""
+    """build(ctx, folder, places) -> [Contender]; made anew for every round. Loop devices go into places. quick: part of --quick;
+    room: bytes of disk that it takes at most; turns: a row that needs more of them"""
 
-    def __init__(self, kind, name, build, loads, quick=False, about='', room=0):
-        self.kind, self.name, self.build, self.loads, self.quick, self.about, self.room = kind, name, build, loads, quick, about, room
+    def __init__(self, kind, name, build, loads, quick=False, room=0, turns=1):
+        self.kind, self.name, self.build, self.loads, self.quick, self.room, self.turns = kind, name, build, loads, quick, room, turns
 
     def run(self, ctx, nr):
-        places, servers = [], {}
+        places, servers, begin = [], {}, time.monotonic()
         try:
             contenders = self.build(ctx, ctx.folder, places)
+            os.sync()
+            built = time.monotonic()
             for c in contenders:
                 servers[c.label] = c.program.start(c.image, ctx.folder, c.label.replace('/', '_'), c.cache, options=c.options)
             cells = []
             for load in self.loads:
-                for c in turn(contenders, nr):
-                    if load.only and not load.only(c.label):
-                        continue
-                    cell = measure(ctx, self, load, c, servers[c.label], nr)
-                    if cell:
-                        cells.append(cell)
+                turns = ctx.turns * self.turns if load.phase in ('steady', 'lookup') else 1
+                for k in range(turns):
+                    for c in turn(contenders, nr * turns + k):
+                        if not load.only or load.only(c.label):
+                            cells += measure(ctx, self, load, c, servers[c.label], nr * 100 + k)
+            ctx.say('%s: images %.1f s, loads %.1f s' % (self.name, built - begin, time.monotonic() - built))
             return cells
         finally:
             for s in servers.values():
@@ -78,7 +82,7 @@ def measure(ctx, row, load, c, server, nr):
     use = Usage(server.pid, c.place)
     r = load.run(ctx, server.sock)
     if load.phase == 'prep':
-        return None
+        return []
     cell = {'kind': row.kind, 'row': row.name, 'load': load.name, 'server': c.label, 'round': nr, 'phase': load.phase,
             'copies': load.copies, 'depth': r['depth'], 'conns': r['conns'], 'bs': r['bs'], 'rw': r['rw'], 'iops': r['iops'], 'ios': r['ios'],
             'secs': r['secs'], 'errors': r['errors'], 'fsync': load.args.get('fsync', 0), 'flushes': r['flush']['count'] + (r['final_flush_us'] > 0),
@@ -93,15 +97,16 @@ def measure(ctx, row, load, c, server, nr):
     ctx.say('%-30s %-22s %-12s %9.0f /s  p99 %8.0f us  cpu %6.1f us  r %6.0f w %6.0f B  hwm %4d MiB%s' % (
         row.name, load.name, c.label, r['iops'], cell['p99_us'], cell['cpu_us'], cell['read_b'], cell['write_b'], cell['hwm'] >> 20,
         '  %d flushes for %d' % (cell['dev_flushes'], cell['flushes']) if cell.get('dev_flushes') is not None else ''))
-    return cell
+    return [cell]
 
 
 class Context:
     """what every row gets"""
 
-    def __init__(self, args, varve, qemus, nbdload, folder, secs, size, quick):
-        self.args, self.varve, self.qemus, self.nbdload, self.folder = args, varve, qemus, nbdload, folder
-        self.secs, self.size, self.quick, self.problems = secs, size, quick, []
+    def __init__(self, varve, qemus, nbdload, folder, secs, turns, size, quick):
+        self.varve, self.qemus, self.nbdload, self.folder = varve, qemus, nbdload, folder
+        self.secs, self.turns, self.size, self.quick, self.problems = secs, turns, size, quick, []
+        self.chain_size, self.stall_size = size // 2, size if quick else 2 * size
 
     def say(self, text):
         print(text, flush=True)

@@ -171,9 +171,9 @@ def included(tables):
 
 def head(r):
     a = r['about']
-    rounds = len({c['round'] for c in r['cells']})
-    return ['# Performance', '', 'Made by `make bench%s`: %d round%s, loads of %g s, disks of %d MiB on %s, %d cores, Linux %s, %s.' % (
-                '-quick' if r['quick'] else '', rounds, '' if rounds == 1 else 's', a['secs'], a['size'] >> 20, a['fs'], a['cpus'], a['kernel'], a['date']),
+    rounds = len({c['round'] // 100 for c in r['cells']})
+    return ['# Performance', '', 'Made by `make bench%s`: %d round%s of %d turns, loads of %g s, disks of %d MiB on %s, %d cores, Linux %s, %s.' % (
+                '-quick' if r['quick'] else '', rounds, '' if rounds == 1 else 's', a['turns'], a['secs'], a['size'] >> 20, a['fs'], a['cpus'], a['kernel'], a['date']),
             '%s; %s. All contenders of a row are open at once and take turns at every load,' % (a['varve'], '; '.join('%s: %s' % kv for kv in a['qemu'].items())),
             'over NBD on a unix socket with one client (`bench/nbdload.c`), direct I/O, io_uring. 4 KiB requests unless the load says otherwise; `d32` is the depth.',
             '"raw" is varve over a raw file, filled where the others are. CPU is user and system time of the server. Ratios say more than numbers: machines are noisy.', '',

@@ -42,7 +42,7 @@ def ack_row(ctx, depth, quick):
     loads += [Load('prep', 'prep', rw='randwrite', once=True, secs=0, **{'from': 4 * part}, span=min(part, 64 * MIB))]
     loads += [Load('randwrite d%d' % q, rw='randwrite', depth=q, **{'from': 4 * part}, span=min(part, 64 * MIB)) for q in queue]
     loads += [Load('randrw d16', rw='randrw', depth=16, **{'from': 5 * part}, span=part)]
-    return Row('ack', '%d layers' % depth, build, loads, quick, room=6 * ctx.chain_size)
+    return Row('ack', '%d layers' % depth, build, loads, quick, room=6 * ctx.chain_size, turns=3)
 
 
 def rows(ctx):

@@ -97,7 +97,7 @@ class GrowRow(Row):
                     c = Contender(label, program, path, options=options, place=dev.name)
                     s = program.start(path, ctx.folder, label.replace('/', '_'), options=options)
                     try:
-                        cell = measure(ctx, self, load, c, s, nr)
+                        cell = measure(ctx, self, load, c, s, nr * 100)[0]
                         cell['extents'] = extents(path)
                         cell['file_mb'] = os.stat(path).st_blocks >> 11
                     finally:
@@ -125,8 +125,8 @@ class NfsRow(Row):
             path = qcow2('%s/varve-bench-%s.qcow2' % (mount, label.replace('/', '_')), ctx.size)
             s = program.start(path, ctx.folder, label.replace('/', '_'), options=options)
             try:
-                cells.append(measure(ctx, self, Load('first randwrite d16', 'first', once=True, rw='randwrite', depth=16),
-                                 Contender(label, program, path, options=options), s, nr))
+                cells += measure(ctx, self, Load('first randwrite d16', 'first', once=True, rw='randwrite', depth=16),
+                                 Contender(label, program, path, options=options), s, nr * 100)
             finally:
                 s.stop()
                 os.unlink(path)

@@ -137,7 +137,7 @@ class FioRow(Row):
                 try:
                     use = Usage(s.pid)
                     j = fio(s.sock, rw, ctx.size, ctx.secs)
-                    cell = {'kind': 'fio', 'row': self.name, 'load': rw + ' d32', 'server': c.label, 'round': nr, 'phase': 'steady', 'copies': 0,
+                    cell = {'kind': 'fio', 'row': self.name, 'load': rw + ' d32', 'server': c.label, 'round': nr * 100, 'phase': 'steady', 'copies': 0,
                             'depth': 32, 'conns': 1, 'bs': 4096, 'rw': rw, 'iops': j['iops'], 'ios': j['total_ios'], 'errors': 0,
                             'p99_us': j['clat_ns']['percentile']['99.000000'] / 1e3, **use.done(j['total_ios'])}
                     ctx.say('%-30s %-22s %-12s %9.0f /s  cpu %6.1f us' % ('fio', rw, c.label, j['iops'], cell['cpu_us']))

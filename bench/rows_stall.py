@@ -57,7 +57,7 @@ def copy_rate(ctx, size, fresh):
 
 class StallRow(Row):
     def __init__(self, ctx, what, quick):
-        super().__init__('stall', what, None, [], quick, room=12 * ctx.stall_size)
+        super().__init__('stall', what, None, [], quick, room=4 * ctx.stall_size)
         self.what = what
 
     def run(self, ctx, nr):
@@ -77,8 +77,9 @@ class StallRow(Row):
 
     def one(self, ctx, label, program, layers, guest, nr, copy_bps):
         """idle first, then with the job; both with the same load"""
+        os.sync()
         s = program.start(layers[-1], ctx.folder, label, control=True)
-        cell = {'kind': 'stall', 'row': self.what, 'load': guest, 'server': label, 'round': nr, 'copy_bps': copy_bps}
+        cell = {'kind': 'stall', 'row': self.what, 'load': guest, 'server': label, 'round': nr * 100, 'copy_bps': copy_bps}
         try:
             rate = 0
             if guest != 'none':
