@@ -158,15 +158,15 @@ SUSPENDS int chain_resize(struct chain *chain, uint64_t len, struct err *err);
 
 /* Requests wait until chain_release. */
 SUSPENDS void chain_hold(struct chain *chain);
-void chain_release(struct chain *chain);
-/* The top keeps a journal from here on: answered writes survive a kill. Requests are held. Where it
- * cannot, image_ack_note() of the top says why: 0. */
 /* The same, with everything slow done before: what is left for a push is little. On failure nothing
  * is held. */
 SUSPENDS int chain_hold_flushed(struct chain *chain, struct err *err);
 /* chain_push while the caller holds the chain; it goes on being held. */
 SUSPENDS int chain_push_held(struct chain *chain, struct layer *layer, struct pivot_stats *ret,
                              struct err *err);
+void chain_release(struct chain *chain);
+/* The top keeps a journal from here on: answered writes survive a kill. Requests are held. Where it
+ * cannot, image_ack_note() of the top says why: 0. */
 SUSPENDS int chain_start_ack(struct chain *chain, struct err *err);
 
 /* Answered writes survive a kill. */

@@ -74,8 +74,8 @@ struct serve {
     struct reactors *reactors; /* owned; where NBD sessions run */
     struct list nbds, exports, nodes, job_notes;
     struct pivot_stats last_pivot;
-    struct co_group group; /* signals */
     struct serve_hold hold;
+    struct co_group group; /* signals */
     struct co *signal_co;
     int signal_fd;
     const char *stop_reason; /* set: the end was asked for */
@@ -99,11 +99,6 @@ void serve_event(struct serve *s, const char *name, json_t *data);
 /* One line on stderr. */
 void serve_warn(const struct serve *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* ---- preload.c ---- */
-void serve_preload_start(struct serve *s); /* if it was asked for */
-SUSPENDS void serve_preload_end(struct serve *s);
-
-/* ---- notify.c ---- */
 /* ---- hold.c ---- */
 /* No other change of the disk's shape now: -EBUSY. */
 int serve_refuse_held(const struct serve *s, struct err *err);
@@ -114,6 +109,11 @@ SUSPENDS int serve_hold_push(struct serve *s, struct layer *overlay, struct pivo
 /* Ends a hold, if there is one: nothing has changed. */
 SUSPENDS void serve_hold_end(struct serve *s);
 
+/* ---- preload.c ---- */
+void serve_preload_start(struct serve *s); /* if it was asked for */
+SUSPENDS void serve_preload_end(struct serve *s);
+
+/* ---- notify.c ---- */
 /* Tells the service manager, if there is one ($NOTIFY_SOCKET): "READY=1", ... */
 void serve_notify(const char *text);
 
@@ -162,9 +162,9 @@ int cmd_query_block_jobs(void *ctx, json_t *args, json_t **ret, struct err *err)
 int cmd_stats(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_blockdev_add(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_blockdev_del(void *ctx, json_t *args, json_t **ret, struct err *err);
-SUSPENDS int cmd_snapshot(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_hold(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_release(void *ctx, json_t *args, json_t **ret, struct err *err);
+SUSPENDS int cmd_snapshot(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_transaction(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_resize(void *ctx, json_t *args, json_t **ret, struct err *err);
 SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err);

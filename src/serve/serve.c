@@ -235,11 +235,11 @@ SUSPENDS static void refuse_and_drop(struct serve *s)
 {
     if (s->qmp)
         qmp_server_quiesce(s->qmp);
+    serve_hold_end(s);
     serve_event(
         s, "SHUTDOWN",
         json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
     serve_exports_stop(s);
-    serve_hold_end(s);
     if (s->jobs)
         jobs_free(s->jobs);
     while (!list_empty(&s->job_notes))
@@ -281,13 +281,13 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
     co_group_init(&s.write_back_group);
     co_cond_init(&s.write_back_kick);
     co_group_init(&s.preload.group);
+    co_group_init(&s.hold.group);
+    co_cond_init(&s.hold.changed);
     wait_queue_init(&s.stop_wait);
     int rc = serve_start(&s, err);
     if (rc < 0) {
         serve_stop(&s, NULL);
         return rc;
-    co_group_init(&s.hold.group);
-    co_cond_init(&s.hold.changed);
     }
     announce(&s);
     serve_preload_start(&s);
