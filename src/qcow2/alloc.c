@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
+#include "qcow2/layout.h"
 
 #define RUN_BYTES     (4 * MIB)
 #define RUN_MIN       16u
@@ -27,6 +28,16 @@
 #define PREALLOC_STEP (128 * MIB)
 
 /* ---- the pool ---- */
+
+static uint64_t run_clusters(const struct image *img)
+{
+    return MAX(RUN_BYTES >> img->hdr.cluster_bits, (uint64_t)RUN_MIN);
+}
+
+static bool near_full(const struct image *img, uint64_t run)
+{
+    return img->end + run > img->full_end && img->end < img->full_end + run;
+}
 
 static uint64_t pool_clusters(const struct image *img)
 {
@@ -78,6 +89,15 @@ static void pool_take(struct image *img, struct host_run *r, uint64_t want, stru
     img->allocated = true;
 }
 
+/* What is used before more is asked for. Where the image comes near the size that it has when all
+ * of it is allocated, every piece is, so that it ends at that size and not a run behind it. */
+static struct host_run *pool_pick(struct image *img, uint64_t want)
+{
+    uint64_t have = pool_clusters(img), run = run_clusters(img);
+
+    return pool_find(img, want, have >= POOL_RUNS * run || near_full(img, run));
+}
+
 void alloc_give_back(struct image *img, uint64_t first, uint64_t nr)
 {
     if (nr)
@@ -85,11 +105,6 @@ void alloc_give_back(struct image *img, uint64_t first, uint64_t nr)
 }
 
 /* ---- refilling it ---- */
-
-static uint64_t run_clusters(const struct image *img)
-{
-    return MAX(RUN_BYTES >> img->hdr.cluster_bits, (uint64_t)RUN_MIN);
-}
 
 /* Refcounts that call a table free would have it overwritten. */
 SUSPENDS static int check_no_meta(struct image *img, uint64_t first, uint64_t nr)
@@ -225,6 +240,15 @@ static uint64_t room_at_end(const struct image *img)
     return limit > img->end ? limit - img->end : 0;
 }
 
+/* No further than to the size of the full image, nor far behind it. */
+static uint64_t end_run(struct image *img, uint64_t want)
+{
+    img->full_end = qcow2_full_clusters(&img->hdr);
+    if (!near_full(img, want))
+        return want;
+    return img->end < img->full_end ? img->full_end - img->end : MIN(want, (uint64_t)RUN_MIN);
+}
+
 SUSPENDS static int refill_at_end(struct image *img, uint64_t want)
 {
     uint64_t room = room_at_end(img);
@@ -235,7 +259,7 @@ SUSPENDS static int refill_at_end(struct image *img, uint64_t want)
     room = room_at_end(img); /* blocks took their part */
     if (rc < 0 || room == 0)
         return rc < 0 ? rc : -ENOSPC;
-    uint64_t first = img->end, nr = MIN(want, room);
+    uint64_t first = img->end, nr = MIN(end_run(img, want), room);
     bool fresh = first >= img->fresh_from;
     grow_file(img, first + nr);
     rc = take_into_pool(img, first, nr, fresh);
@@ -270,7 +294,7 @@ SUSPENDS static int refill(struct image *img, uint64_t want)
 
     co_mutex_lock(&img->alloc_lock);
     /* somebody may have refilled it while this one waited */
-    if (!pool_find(img, want, pool_clusters(img) >= POOL_RUNS * run_clusters(img)))
+    if (!pool_pick(img, want))
         rc = refill_locked(img, want);
     co_mutex_unlock(&img->alloc_lock);
     return rc;
@@ -281,8 +305,7 @@ int alloc_clusters(struct image *img, uint64_t want, struct host_run *ret)
     bool flushed = false;
 
     for (;;) {
-        bool plenty = pool_clusters(img) >= POOL_RUNS * run_clusters(img);
-        struct host_run *r = pool_find(img, want, plenty);
+        struct host_run *r = pool_pick(img, want);
 
         if (!r) {
             int rc = refill(img, want);
@@ -457,6 +480,7 @@ int alloc_open(struct image *img, struct err *err)
     img->end = 0;
     img->allocated = img->no_prealloc = false;
     img->prealloc_end = 0;
+    img->full_end = qcow2_full_clusters(hdr);
     int rc = check_counted(img, 0, "the header", err);
     if (rc == 0 && hdr->l1_entries)
         rc = check_counted(img, hdr->l1_off, "the L1 table", err);

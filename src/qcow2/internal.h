@@ -101,6 +101,7 @@ struct image {
     uint64_t *reftable; /* host order; NULL while never writable */
     uint64_t reftable_entries;
     uint64_t end;                 /* no cluster from here on was ever counted */
+    uint64_t full_end;            /* clusters that the image has when all of it is allocated */
     uint64_t fresh_from;          /* clusters from here on were never written: see host_run.fresh */
     uint64_t scan_pos, scan_stop; /* where to look for free clusters below `end` */
     uint64_t scan_again;          /* then once from 0 up to here */

@@ -14,4 +14,8 @@ void qcow2_create_header(const struct image_create_opts *opts, struct qcow2_head
 void qcow2_refcount_clusters(const struct qcow2_header *hdr, uint64_t clusters, uint64_t min_table,
                              uint64_t *ret_blocks, uint64_t *ret_table);
 
+/* All clusters of an image whose guest clusters are all allocated: what image_measure calls full.
+ */
+uint64_t qcow2_full_clusters(const struct qcow2_header *hdr);
+
 #endif

@@ -27,6 +27,22 @@ void qcow2_refcount_clusters(const struct qcow2_header *hdr, uint64_t clusters, 
     *ret_table = table;
 }
 
+static uint64_t meta_clusters(const struct qcow2_header *hdr)
+{
+    uint64_t data = div_up(hdr->virtual_len, hdr->cluster_size);
+    uint64_t l2 = div_up(data, 1ull << hdr->l2_bits);
+    uint64_t l1 = div_up(l2 * 8, hdr->cluster_size);
+    uint64_t meta = 1 + l1 + l2, blocks, table;
+
+    qcow2_refcount_clusters(hdr, meta + data, 0, &blocks, &table);
+    return meta + blocks + table;
+}
+
+uint64_t qcow2_full_clusters(const struct qcow2_header *hdr)
+{
+    return meta_clusters(hdr) + div_up(hdr->virtual_len, hdr->cluster_size);
+}
+
 int image_measure(const struct image_create_opts *opts, uint64_t data_len, uint64_t *ret_required,
                   uint64_t *ret_full, struct err *err)
 {
@@ -37,16 +53,11 @@ int image_measure(const struct image_create_opts *opts, uint64_t data_len, uint6
         return rc;
     qcow2_create_header(opts, &hdr);
     uint64_t data = div_up(hdr.virtual_len, hdr.cluster_size);
-    uint64_t l2 = div_up(data, 1ull << hdr.l2_bits);
-    uint64_t l1 = div_up(l2 * 8, hdr.cluster_size);
-    uint64_t meta = 1 + l1 + l2, blocks, table;
     uint64_t used = MIN(div_up(data_len, hdr.cluster_size), data);
 
     if (opts->prealloc == PREALLOC_FALLOC || opts->prealloc == PREALLOC_FULL)
         used = data;
-    qcow2_refcount_clusters(&hdr, meta + data, 0, &blocks, &table);
-    meta += blocks + table;
-    *ret_full = (meta + data) << hdr.cluster_bits;
-    *ret_required = (meta + used) << hdr.cluster_bits;
+    *ret_full = qcow2_full_clusters(&hdr) << hdr.cluster_bits;
+    *ret_required = (meta_clusters(&hdr) + used) << hdr.cluster_bits;
     return 0;
 }
