@@ -1,159 +1,19 @@
 /*
  * LVM's tools on a real VG on loop devices. Without device-mapper in the kernel metadata is all
- * there is: what activation does is then not seen, only that its commands are taken.
+ * there is: what activation does is then not seen, only that its commands are taken (lvm_dm.c).
  */
 #include <fcntl.h>
 #include <unistd.h>
-#include "base/bits.h"
-#include "rt/offload.h"
+#include "lvm_bench.h"
 #include "rt/reactor.h"
 #include "rt/timer.h"
-#include "test.h"
-#include "../../../src/vol/lvm.h"
-
-#define EXTENT     (4 * MIB)
-#define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
-
-static struct lvm lvm;
-static struct err err;
-static char devices[2][32];
-
-/* The error's text is what one wants to see when a code is wrong. */
-#define CHECK_RC(call, want)                                                                       \
-    do {                                                                                           \
-        err = (struct err){0};                                                                     \
-        int check_rc_ = (call);                                                                    \
-        if (check_rc_ != (want))                                                                   \
-            test_fail(__FILE__, __LINE__, "%s: %d: %s", #call, check_rc_, err_text(&err));         \
-    } while (0)
-
-/* ---- the bench ---- */
-
-static char *read_line(const char *path, char *line, size_t len)
-{
-    FILE *f = fopen(path, "r");
-
-    CHECK(f && fgets(line, (int)len, f));
-    line[strcspn(line, "\n")] = 0;
-    fclose(f);
-    return line;
-}
-
-/* A loop device that goes when this process does: -d waits for our descriptor. */
-static void make_loop(unsigned i, const char *size)
-{
-    if (test_sh_rc("cd %s && truncate -s %s pv%u && losetup -f --show pv%u >loop%u 2>/dev/null",
-                   test_dir(), size, i, i, i) != 0) {
-        printf("SKIP: no loop devices\n");
-        test_sh("rm -rf %s", test_dir());
-        exit(77);
-    }
-    char path[128];
-    snprintf(path, sizeof(path), "%s/loop%u", test_dir(), i);
-    read_line(path, devices[i], sizeof(devices[i]));
-    int fd = open(devices[i], O_RDONLY | O_CLOEXEC);
-    CHECK(fd >= 0);
-    test_sh("losetup -d %s", devices[i]);
-}
-
-static void use_devices(const char *list)
-{
-    setenv("VARVE_TEST_LVM_DEVICES", list, 1);
-}
-
-static void before(const char *text)
-{
-    setenv("VARVE_TEST_LVM_BEFORE", text, 1);
-}
-
-__attribute__((constructor)) static void find_tools(void)
-{
-    setenv("PATH", "/usr/sbin:/sbin:/usr/bin:/bin", 1);
-}
-
-static void make_bench(void)
-{
-    static bool made;
-    char text[256];
-
-    if (made)
-        return;
-    made = true;
-    test_need("lvm");
-    test_need("losetup");
-    if (geteuid() != 0) {
-        printf("SKIP: needs root\n");
-        exit(77);
-    }
-    make_loop(0, "2G");
-    make_loop(1, "200M");
-    snprintf(text, sizeof(text), "%s:%s", VARVE_TEST_LVM_DIR, getenv("PATH"));
-    setenv("PATH", text, 1);
-    snprintf(text, sizeof(text), "%s/lvm", test_dir());
-    setenv("LVM_SYSTEM_DIR", text, 1);
-    test_sh("cd %s && mkdir lvm && printf 'global { locking_dir=\"%s/lvm\" }\\n' >lvm/lvm.conf",
-            test_dir(), test_dir());
-    use_devices(devices[0]);
-    test_sh("(lvm pvcreate -q --metadatasize 8m %s && lvm vgcreate -q vt %s) >/dev/null 2>&1",
-            devices[0], devices[0]);
-}
-
-/* An empty VG "vt". */
-static SUSPENDS void begin(void)
-{
-    struct lvm_vg *vg;
-
-    make_bench();
-    unsetenv("VARVE_TEST_LVM_BEFORE");
-    unsetenv("VARVE_TEST_LVM_UNDER");
-    use_devices(devices[0]);
-    lvm = (struct lvm){.vg = "vt"};
-    CHECK_RC(lvm_report(&lvm, &vg, &err), 0);
-    const char **names = calloc(vg->lvs.len + 1, sizeof(*names));
-    for (size_t i = 0; i < vg->lvs.len; i++)
-        names[i] = vg->lvs.data[i].name;
-    CHECK_RC(lvm_remove(&lvm, names, &err), 0);
-    const char **tags = calloc(vg->tags.len + 1, sizeof(*tags));
-    for (size_t i = 0; i < vg->tags.len; i++)
-        tags[i] = vg->tags.data[i];
-    CHECK_RC(lvm_change_tags(&lvm, NULL, NULL, tags, &err), 0);
-    free(names);
-    free(tags);
-    lvm_vg_free(vg);
-    lvm.counts = (struct lvm_counts){0};
-}
-
-static SUSPENDS struct lvm_vg *report(void)
-{
-    struct lvm_vg *vg;
-
-    CHECK_RC(lvm_report(&lvm, &vg, &err), 0);
-    return vg;
-}
-
-static SUSPENDS int make(const char *name, uint64_t len)
-{
-    const struct lvm_new lv = {.name = name, .len = len};
-
-    return lvm_create(&lvm, &lv, &err);
-}
-
-static SUSPENDS uint64_t len_of(const char *name)
-{
-    struct lvm_vg *vg = report();
-    const struct lvm_lv *lv = lvm_vg_find(vg, name);
-    uint64_t len = lv ? lv->len : 0;
-
-    lvm_vg_free(vg);
-    return len;
-}
 
 /* ---- each function ---- */
 
 CO_TEST(a_vg_is_reported_with_one_command)
 {
-    begin();
-    struct lvm_vg *vg = report();
+    bench_begin();
+    struct lvm_vg *vg = bench_report();
 
     CHECK_EQ(lvm.counts.commands, 1);
     CHECK_EQ(lvm.counts.reports, 1);
@@ -164,7 +24,7 @@ CO_TEST(a_vg_is_reported_with_one_command)
     CHECK(vg->seqno > 0 && !vg->shared && !vg->unlocked && vg->nb_missing == 0);
     CHECK(vg->metadata_len > 8 * MIB && vg->metadata_free < vg->metadata_len);
     CHECK_EQ(vg->pvs.len, 1);
-    CHECK_STR(vg->pvs.data[0].name, devices[0]);
+    CHECK_STR(vg->pvs.data[0].name, bench_devices[0]);
     CHECK_EQ(vg->lvs.len, 0);
     CHECK_EQ(lvm_vg_check(vg, &err), 0);
     lvm_vg_free(vg);
@@ -172,16 +32,16 @@ CO_TEST(a_vg_is_reported_with_one_command)
 
 CO_TEST(lvs_come_and_go)
 {
-    begin();
+    bench_begin();
     const struct lvm_new lv = {
         .name = "vm-100-disk-0.qcow2",
         .len = 8 * MIB + 1,
         .tags = NAMES("pve-vm-100", "varve-parent=a/b:c#d&e!f"),
     };
     CHECK_RC(lvm_create(&lvm, &lv, &err), 0);
-    CHECK_RC(make("other", 1), 0);
+    CHECK_RC(bench_make("other", 1), 0);
     CHECK_EQ(lvm.counts.commands, 2);
-    struct lvm_vg *vg = report();
+    struct lvm_vg *vg = bench_report();
     CHECK_EQ(vg->lvs.len, 2);
     const struct lvm_lv *got = lvm_vg_find(vg, lv.name);
     CHECK(got && got->len == 3 * EXTENT && got->tags.len == 2 && got->made > 1700000000);
@@ -194,48 +54,48 @@ CO_TEST(lvs_come_and_go)
         "lvm lvs --noheadings -o autoactivation vt/%s 2>/dev/null | grep -qw enabled; test $? = 1",
         lv.name);
     CHECK_RC(lvm_remove(&lvm, NAMES(lv.name, "other"), &err), 0);
-    vg = report();
+    vg = bench_report();
     CHECK(vg->lvs.len == 0 && vg->free == vg->len);
     lvm_vg_free(vg);
 }
 
 CO_TEST(removing_what_is_partly_gone)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
-    CHECK_RC(make("b", EXTENT), 0);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    CHECK_RC(bench_make("b", EXTENT), 0);
     CHECK_RC(lvm_remove(&lvm, NAMES("a", "gone", "b"), &err), -ENOENT);
     CHECK(strstr(err.text, "vt/gone"));
-    CHECK_EQ(len_of("a") + len_of("b"), 0);
+    CHECK_EQ(bench_len_of("a") + bench_len_of("b"), 0);
 }
 
 CO_TEST(renames)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
-    CHECK_RC(make("b", 2 * EXTENT), 0);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    CHECK_RC(bench_make("b", 2 * EXTENT), 0);
     CHECK_RC(lvm_rename(&lvm, "a", "c", &err), 0);
-    CHECK_EQ(len_of("c"), EXTENT);
+    CHECK_EQ(bench_len_of("c"), EXTENT);
     CHECK_RC(lvm_rename(&lvm, "c", "b", &err), -EEXIST);
     CHECK_RC(lvm_rename(&lvm, "a", "d", &err), -ENOENT);
     CHECK_RC(lvm_rename(&lvm, "c", "snapshot1", &err), -EINVAL);
-    CHECK_EQ(len_of("b"), 2 * EXTENT);
+    CHECK_EQ(bench_len_of("b"), 2 * EXTENT);
 }
 
 CO_TEST(lengths_change_and_repeat)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
     CHECK_RC(lvm_extend(&lvm, "a", 2 * EXTENT + 5, false, &err), 0);
-    CHECK_EQ(len_of("a"), 3 * EXTENT);
+    CHECK_EQ(bench_len_of("a"), 3 * EXTENT);
     CHECK_RC(lvm_extend(&lvm, "a", 3 * EXTENT, true, &err), 0); /* not shared: no --lockopt */
     CHECK_RC(lvm_extend(&lvm, "a", EXTENT, false, &err), 0);
-    CHECK_EQ(len_of("a"), 3 * EXTENT);
+    CHECK_EQ(bench_len_of("a"), 3 * EXTENT);
     CHECK_RC(lvm_reduce(&lvm, "a", EXTENT + 1, &err), 0);
-    CHECK_EQ(len_of("a"), 2 * EXTENT);
+    CHECK_EQ(bench_len_of("a"), 2 * EXTENT);
     CHECK_RC(lvm_reduce(&lvm, "a", 2 * EXTENT, &err), 0);
     CHECK_RC(lvm_reduce(&lvm, "a", 5 * EXTENT, &err), 0);
-    CHECK_EQ(len_of("a"), 2 * EXTENT);
+    CHECK_EQ(bench_len_of("a"), 2 * EXTENT);
     CHECK_RC(lvm_extend(&lvm, "a", TIB, false, &err), -ENOSPC);
     CHECK_RC(lvm_extend(&lvm, "b", EXTENT, false, &err), -ENOENT);
     CHECK_RC(lvm_reduce(&lvm, "b", EXTENT, &err), -ENOENT);
@@ -245,16 +105,16 @@ CO_TEST(lengths_change_and_repeat)
 
 CO_TEST(tags_change_at_once)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
-    CHECK_RC(make("b", EXTENT), 0);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    CHECK_RC(bench_make("b", EXTENT), 0);
     lvm.counts.commands = 0;
     CHECK_RC(lvm_change_tags(&lvm, NAMES("a", "b"), NAMES("x", "y"), NULL, &err), 0);
     CHECK_RC(lvm_change_tags(&lvm, NAMES("a"), NAMES("z", "y"), NAMES("x", "none"), &err), 0);
     CHECK_RC(lvm_change_tags(&lvm, NULL, NAMES("varve-intent=1:2"), NAMES("none"), &err), 0);
     CHECK_RC(lvm_change_tags(&lvm, NAMES("a"), NULL, NULL, &err), 0);
     CHECK_EQ(lvm.counts.commands, 3);
-    struct lvm_vg *vg = report();
+    struct lvm_vg *vg = bench_report();
     const struct lvm_lv *a = lvm_vg_find(vg, "a"), *b = lvm_vg_find(vg, "b");
     CHECK(a->tags.len == 2 && lvm_lv_has_tag(a, "y") && lvm_lv_has_tag(a, "z"));
     CHECK(b->tags.len == 2 && lvm_lv_has_tag(b, "x") && lvm_lv_has_tag(b, "y"));
@@ -267,9 +127,9 @@ CO_TEST(tags_change_at_once)
 
 CO_TEST(activation_is_asked_for)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
-    CHECK_RC(make("b", EXTENT), 0);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    CHECK_RC(bench_make("b", EXTENT), 0);
     lvm.counts.commands = 0;
     CHECK_RC(lvm_activate(&lvm, NAMES("a", "b"), LVM_PLAIN, &err), 0);
     CHECK_RC(lvm_activate(&lvm, NAMES("a"), LVM_EXCLUSIVE, &err), 0);
@@ -289,10 +149,10 @@ CO_TEST(lock_modes_are_named_under_lvmlockd_only)
                                        "lvextend .* --lockopt shupdate vt/a$"};
     char log[128];
 
-    begin();
+    bench_begin();
     snprintf(log, sizeof(log), "%s/log", test_dir());
     setenv("VARVE_TEST_LVM_LOG", log, 1);
-    before("exit 0");
+    bench_before("exit 0");
     for (unsigned shared = 0; shared < 2; shared++) {
         const struct lvm_new lv = {.name = "a", .len = 1, .mode = LVM_EXCLUSIVE};
 
@@ -316,11 +176,11 @@ CO_TEST(the_vg_is_not_there)
 {
     struct lvm_vg *vg;
 
-    begin();
+    bench_begin();
     lvm.vg = "novg";
     CHECK_RC(lvm_report(&lvm, &vg, &err), -ENOENT);
     CHECK_STR(err.text, "fullreport: Volume group \"novg\" not found");
-    CHECK_RC(make("a", EXTENT), -ENOENT);
+    CHECK_RC(bench_make("a", EXTENT), -ENOENT);
     CHECK_RC(lvm_remove(&lvm, NAMES("a"), &err), -ENOENT);
     CHECK_RC(lvm_change_tags(&lvm, NULL, NAMES("x"), NULL, &err), -ENOENT);
     lvm.vg = "--help";
@@ -332,11 +192,11 @@ CO_TEST(the_vg_is_not_there)
 
 CO_TEST(names_are_taken_or_the_vg_is_full)
 {
-    begin();
-    CHECK_RC(make("a", EXTENT), 0);
-    CHECK_RC(make("a", EXTENT), -EEXIST);
+    bench_begin();
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    CHECK_RC(bench_make("a", EXTENT), -EEXIST);
     CHECK_STR(err.text, "lvcreate: Logical Volume \"a\" already exists in volume group \"vt\"");
-    CHECK_RC(make("b", TIB), -ENOSPC);
+    CHECK_RC(bench_make("b", TIB), -ENOSPC);
     CHECK(strstr(err.text, "insufficient free space"));
     CHECK_EQ(lvm.counts.commands, 3);
     CHECK_EQ(lvm.counts.failed, 2);
@@ -356,7 +216,7 @@ CO_TEST(awkward_names_are_lvms_own_answer)
     };
     char name[200];
 
-    begin();
+    bench_begin();
     for (size_t i = 0; i < ARRAY_SIZE(names) + 4; i++) {
         const char *n = i < ARRAY_SIZE(names) ? names[i] : name;
 
@@ -367,7 +227,7 @@ CO_TEST(awkward_names_are_lvms_own_answer)
             test_sh_rc("lvm lvcreate --yes -an -Zn -Wn -l1 \"--name=$N\" vt >/dev/null 2>&1") == 0;
         if (lvm_lv_name_ok("vt", n) != lvm_takes)
             test_fail(__FILE__, __LINE__, "'%s': LVM %s it", n, lvm_takes ? "takes" : "refuses");
-        CHECK_RC(make(n, EXTENT), lvm_takes ? -EEXIST : -EINVAL);
+        CHECK_RC(bench_make(n, EXTENT), lvm_takes ? -EEXIST : -EINVAL);
         if (lvm_takes)
             CHECK_RC(lvm_remove(&lvm, NAMES(n), &err), 0);
     }
@@ -381,12 +241,12 @@ CO_TEST(the_metadata_area_is_full)
     struct err why = {0};
     int rc = 0;
 
-    begin();
-    use_devices(devices[1]);
+    bench_begin();
+    bench_use(bench_devices[1]);
     test_sh("(lvm pvcreate -q -ff --yes %s && lvm vgcreate -q small %s) >/dev/null 2>&1",
-            devices[1], devices[1]);
+            bench_devices[1], bench_devices[1]);
     lvm.vg = "small";
-    CHECK_RC(make("a", EXTENT), 0);
+    CHECK_RC(bench_make("a", EXTENT), 0);
     for (unsigned n = 0; n < 20 && rc == 0; n++) {
         for (unsigned i = 0; i < ARRAY_SIZE(text); i++) {
             memset(text[i], 'x', LVM_TAG_MAX);
@@ -407,16 +267,16 @@ CO_TEST(a_pv_is_missing)
     char both[80];
     struct lvm_vg *vg;
 
-    begin();
-    snprintf(both, sizeof(both), "%s,%s", devices[0], devices[1]);
-    use_devices(both);
+    bench_begin();
+    snprintf(both, sizeof(both), "%s,%s", bench_devices[0], bench_devices[1]);
+    bench_use(both);
     test_sh(
         "lvm vgextend -q vt %s >/dev/null 2>&1 || (lvm pvcreate -q -ff --yes %s && lvm vgextend -q "
         "vt %s) >/dev/null 2>&1",
-        devices[1], devices[1], devices[1]);
-    CHECK_RC(make("a", EXTENT), 0);
-    test_sh("lvm lvcreate -q --yes -an -Zn -Wn -l1 -n b vt %s >/dev/null 2>&1", devices[1]);
-    use_devices(devices[0]);
+        bench_devices[1], bench_devices[1], bench_devices[1]);
+    CHECK_RC(bench_make("a", EXTENT), 0);
+    test_sh("lvm lvcreate -q --yes -an -Zn -Wn -l1 -n b vt %s >/dev/null 2>&1", bench_devices[1]);
+    bench_use(bench_devices[0]);
     CHECK_RC(lvm_report(&lvm, &vg, &err), 0);
     CHECK_EQ(vg->nb_missing, 1);
     CHECK_EQ(lvm_vg_check(vg, &err), -ENODEV);
@@ -424,7 +284,7 @@ CO_TEST(a_pv_is_missing)
     lvm_vg_free(vg);
     unsigned commands = lvm.counts.commands;
     for (unsigned known = 0; known < 2; known++) {
-        CHECK_RC(make("c", EXTENT), -ENODEV);
+        CHECK_RC(bench_make("c", EXTENT), -ENODEV);
         CHECK_RC(lvm_rename(&lvm, "a", "c", &err), -ENODEV);
         CHECK_RC(lvm_extend(&lvm, "a", 2 * EXTENT, false, &err), -ENODEV);
         CHECK_RC(lvm_reduce(&lvm, "a", 1, &err), -ENODEV);
@@ -439,51 +299,51 @@ CO_TEST(a_pv_is_missing)
             lvm.nb_missing = 0; /* the others are refused by LVM */
         }
     }
-    use_devices(both);
-    lvm_vg_free(report());
+    bench_use(both);
+    lvm_vg_free(bench_report());
     CHECK_RC(lvm_remove(&lvm, NAMES("a", "b"), &err), 0);
-    test_sh("lvm vgreduce -q vt %s >/dev/null 2>&1", devices[1]);
+    test_sh("lvm vgreduce -q vt %s >/dev/null 2>&1", bench_devices[1]);
 }
 
 /* What only a kernel or a cluster would say is put into LVM's mouth. */
 CO_TEST(in_use_and_locked)
 {
-    begin();
-    before("echo '  Logical volume vt/a in use.' >&2; exit 5");
+    bench_begin();
+    bench_before("echo '  Logical volume vt/a in use.' >&2; exit 5");
     CHECK_RC(lvm_deactivate(&lvm, NAMES("a"), &err), -EBUSY);
     CHECK_STR(err.text, "lvchange: Logical volume vt/a in use");
-    before("echo '  LV locked by other host: vt/a' >&2; exit 5");
+    bench_before("echo '  LV locked by other host: vt/a' >&2; exit 5");
     CHECK_RC(lvm_activate(&lvm, NAMES("a"), LVM_EXCLUSIVE, &err), -EBUSY);
-    before("echo '  VG vt lock failed: held by other host.' >&2; exit 5");
-    CHECK_RC(make("a", 1), -EAGAIN);
-    before("echo '  nobody knows what' >&2; exit 5");
-    CHECK_RC(make("a", 1), -EIO);
+    bench_before("echo '  VG vt lock failed: held by other host.' >&2; exit 5");
+    CHECK_RC(bench_make("a", 1), -EAGAIN);
+    bench_before("echo '  nobody knows what' >&2; exit 5");
+    CHECK_RC(bench_make("a", 1), -EIO);
     CHECK_STR(err.text, "lvcreate: nobody knows what");
-    before("kill -9 $$");
-    CHECK_RC(make("a", 1), -EIO);
+    bench_before("kill -9 $$");
+    CHECK_RC(bench_make("a", 1), -EIO);
     CHECK_STR(err.text, "lvm lvcreate was killed by signal 9");
-    before("printf '  WARNING: Reading VG vt without a lock.\\n' >&2");
-    struct lvm_vg *vg = report();
+    bench_before("printf '  WARNING: Reading VG vt without a lock.\\n' >&2");
+    struct lvm_vg *vg = bench_report();
     CHECK(vg->unlocked);
     lvm_vg_free(vg);
 }
 
 CO_TEST(a_tool_that_hangs_is_ended)
 {
-    begin();
+    bench_begin();
     lvm.limit_ms = 300;
-    before("sleep 20");
+    bench_before("sleep 20");
     uint64_t start = reactor_now();
-    CHECK_RC(make("a", EXTENT), -ETIMEDOUT);
+    CHECK_RC(bench_make("a", EXTENT), -ETIMEDOUT);
     CHECK(reactor_now() - start < 10 * NSEC_PER_SEC);
     CHECK_EQ(lvm.counts.timed_out, 1);
     /* LVM itself, waiting for another command's lock on the VG */
     unsetenv("VARVE_TEST_LVM_BEFORE");
     test_sh("flock %s/lvm/V_vt sleep 4 & sleep 0.3", test_dir());
-    CHECK_RC(make("a", EXTENT), -ETIMEDOUT);
+    CHECK_RC(bench_make("a", EXTENT), -ETIMEDOUT);
     lvm.limit_ms = 0;
-    CHECK_EQ(len_of("a"), 0);
-    CHECK_RC(make("a", EXTENT), 0);
+    CHECK_EQ(bench_len_of("a"), 0);
+    CHECK_RC(bench_make("a", EXTENT), 0);
 }
 
 /* ---- kill -9 ---- */
@@ -491,7 +351,7 @@ CO_TEST(a_tool_that_hangs_is_ended)
 /* What is there is whole: LV and tags or neither; the next command works. */
 static SUSPENDS void check_whole(const char *name, unsigned *done)
 {
-    struct lvm_vg *vg = report();
+    struct lvm_vg *vg = bench_report();
     const struct lvm_lv *lv = lvm_vg_find(vg, name);
 
     CHECK_EQ(vg->nb_missing, 0);
@@ -509,10 +369,10 @@ CO_TEST(killed_at_any_time_the_metadata_is_whole)
     unsigned done = 0, tries = 30;
     char text[64];
 
-    begin();
+    bench_begin();
     for (unsigned i = 0; i < tries; i++) {
         snprintf(text, sizeof(text), "(sleep 0.%03u; kill -9 $$) & ", i * 4);
-        before(text);
+        bench_before(text);
         lvm_create(&lvm, &lv, NULL);
         unsetenv("VARVE_TEST_LVM_BEFORE");
         check_whole("a", &done);
@@ -527,7 +387,7 @@ CO_TEST(killed_at_any_write_the_metadata_is_whole)
     char text[160];
     int rc = -EIO;
 
-    begin();
+    bench_begin();
     if (test_sh_rc("strace -qq -o /dev/null true 2>/dev/null") != 0) {
         printf("  strace cannot be used here\n");
         return;
@@ -553,10 +413,10 @@ CO_TEST(nodes_are_found_or_asked_for)
 {
     char dir[128], *path = NULL;
 
-    begin();
+    bench_begin();
     snprintf(dir, sizeof(dir), "%s/dev", test_dir());
     setenv("DM_DEV_DIR", dir, 1);
-    before("exit 0"); /* vgmknodes */
+    bench_before("exit 0"); /* vgmknodes */
     test_sh("mkdir -p %s/vt %s/mapper", dir, dir);
     CHECK_RC(lvm_device(&lvm, "a-b", 0, &path, &err), -ENOENT);
     CHECK_EQ(lvm.counts.commands, 1);
@@ -568,7 +428,7 @@ CO_TEST(nodes_are_found_or_asked_for)
     CHECK_RC(lvm_device(&lvm, "a-b", 0, &path, &err), 0);
     CHECK_STR(path + strlen(dir), "/vt/a-b");
     free(path);
-    before("mkdir -p $DM_DEV_DIR/vt; touch $DM_DEV_DIR/vt/c; exit 0");
+    bench_before("mkdir -p $DM_DEV_DIR/vt; touch $DM_DEV_DIR/vt/c; exit 0");
     CHECK_RC(lvm_device(&lvm, "c", 0, &path, &err), 0);
     free(path);
     CHECK_EQ(lvm.counts.commands, 2);
@@ -580,14 +440,14 @@ CO_TEST(foreign_nodes_are_not_believed)
 {
     char *path = NULL;
 
-    begin();
+    bench_begin();
     lvm.vg = "varve-test-vg";
     if (access("/dev/varve-test-vg", F_OK) == 0)
         return;
-    before("exit 0");
+    bench_before("exit 0");
     test_sh(
         "mkdir /dev/varve-test-vg && ln -s %s /dev/varve-test-vg/a && touch /dev/varve-test-vg/b",
-        devices[0]);
+        bench_devices[0]);
     int rc_a = lvm_device(&lvm, "a", 0, &path, &err);
     int rc_b = lvm_device(&lvm, "b", 0, &path, &err);
     test_sh("rm -r /dev/varve-test-vg");
@@ -621,17 +481,13 @@ CO_TEST(a_thousand_lvs_are_reported)
     const unsigned nr = 1000;
     char head[4096], path[128];
 
-    begin();
-    test_sh("cd %s && truncate -s 8G pv2 && losetup -f --show pv2 >loop2", test_dir());
-    snprintf(path, sizeof(path), "%s/loop2", test_dir());
-    read_line(path, head, sizeof(head));
-    int fd = open(head, O_RDONLY | O_CLOEXEC);
-    test_sh("losetup -d %s", head);
-    use_devices(head);
+    bench_begin();
+    bench_loop(2, "8G");
+    bench_use(bench_devices[2]);
     test_sh("cd %s && (lvm pvcreate -q --metadatasize 16m %s && lvm vgcreate -q big %s && "
             "lvm vgcfgbackup -f base big) >/dev/null 2>&1 && "
             "sed -n '/^}/q;p' base >head",
-            test_dir(), head, head);
+            test_dir(), bench_devices[2], bench_devices[2]);
     snprintf(path, sizeof(path), "%s/head", test_dir());
     FILE *f = fopen(path, "r");
     CHECK(f);
@@ -641,22 +497,21 @@ CO_TEST(a_thousand_lvs_are_reported)
     write_big(path, head, nr);
     test_sh("lvm vgcfgrestore -q -f %s big >/dev/null 2>&1", path);
     lvm = (struct lvm){.vg = "big"};
-    struct lvm_vg *vg = report();
+    struct lvm_vg *vg = bench_report();
     CHECK_EQ(vg->lvs.len, nr);
     CHECK_EQ(vg->free, vg->len - nr * EXTENT);
     CHECK(lvm_lv_has_tag(lvm_vg_find(vg, "snap_vm-100-disk-0_s999.qcow2"), "pve-vm-100"));
     printf("  a report of %u LVs: %llu ms\n", nr,
            (unsigned long long)(lvm.counts.ns / NSEC_PER_MSEC));
     lvm.counts.ns = 0;
-    CHECK_RC(make("one-more", 1), 0);
+    CHECK_RC(bench_make("one-more", 1), 0);
     printf("  one LV more: %llu ms\n", (unsigned long long)(lvm.counts.ns / NSEC_PER_MSEC));
     lvm_vg_free(vg);
-    close(fd);
 }
 
 CO_TEST(how_long_each_takes)
 {
-    begin();
+    bench_begin();
     const struct {
         const char *what;
         int rc;
@@ -665,7 +520,7 @@ CO_TEST(how_long_each_takes)
     };
     for (size_t i = 0; i < ARRAY_SIZE(steps); i++) {
         lvm.counts = (struct lvm_counts){0};
-        int rc = i == 0   ? make("a", EXTENT)
+        int rc = i == 0   ? bench_make("a", EXTENT)
                  : i == 1 ? lvm_extend(&lvm, "a", 2 * EXTENT, false, &err)
                  : i == 2 ? lvm_reduce(&lvm, "a", EXTENT, &err)
                  : i == 3 ? lvm_change_tags(&lvm, NAMES("a"), NAMES("x"), NULL, &err)
