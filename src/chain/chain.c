@@ -17,16 +17,23 @@
 
 /* ---- opening ---- */
 
-/* Bytes that cover the disk: the top's tables, as much again for the layers below and the map. */
-static uint64_t default_cache(const struct layer *top)
+static uint64_t table_bytes(const struct layer *layer)
 {
-    uint64_t tables = 0;
+    if (!layer->image)
+        return 0;
+    const struct qcow2_header *hdr = image_header(layer->image);
+    return div_up(hdr->virtual_len, hdr->cluster_size) * hdr->l2_entry_size;
+}
 
-    if (top->image) {
-        const struct qcow2_header *hdr = image_header(top->image);
-        tables = div_up(hdr->virtual_len, hdr->cluster_size) * hdr->l2_entry_size;
-    }
-    return MIN(CACHE_DEFAULT_MAX, MAX(CACHE_DEFAULT_MIN, 4 * tables));
+/* Covers the disk: the tables of all layers, and as much again for the map and refcounts; the top's
+ * twice more, as it will have snapshots. */
+static uint64_t default_cache(struct layer *const *layers, unsigned nr)
+{
+    uint64_t tables = table_bytes(layers[0]);
+
+    for (unsigned i = 0; i < nr; i++)
+        tables += table_bytes(layers[i]);
+    return MIN(CACHE_DEFAULT_MAX, MAX(CACHE_DEFAULT_MIN, 2 * tables));
 }
 
 static int check_layers(struct layer *const *layers, unsigned nr, struct err *err)
@@ -57,7 +64,8 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
     chain->unit = UINT64_MAX;
     for (unsigned i = 0; i < nr; i++)
         chain->unit = MIN(chain->unit, layer_unit(layers[i]));
-    bound_init(&chain->bound, cache_bytes ? MAX(cache_bytes, CACHE_MIN) : default_cache(layers[0]));
+    bound_init(&chain->bound,
+               cache_bytes ? MAX(cache_bytes, CACHE_MIN) : default_cache(layers, nr));
     fmap_init(&chain->fmap, chain->unit, &chain->bound);
     for (unsigned i = nr; i-- > 0;) {
         rc = chain_reserve(chain);
