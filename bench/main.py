@@ -13,7 +13,7 @@ again: a run that was interrupted goes on, `--rounds 5` after `--rounds 3` adds 
 --include  a JSON file with results made elsewhere (counts of allocations on NFS, GFS2, OCFS2 in guests): {"title", "about",
            "columns": [...], "rows": [[...], ...]}; the report shows it as a table
 """
-import argparse, json, os, platform, re, sys, time, traceback
+import argparse, json, os, platform, re, signal, sys, time, traceback
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import rows_big, rows_chain, rows_device, rows_disk, rows_stall
 from images import GIB, MIB, NoRoom, need_room
@@ -92,6 +92,7 @@ def one_round(ctx, row, nr, results):
 
 def main():
     A = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # servers, mounts and loop devices go on every way out
     varve = Varve(A.varve, A.varve_option)
     qemus = ([] if A.no_default_qsd else [Qemu()]) + [Qemu(w) for w in A.qsd]
     os.makedirs(A.dir, exist_ok=True)

@@ -26,7 +26,7 @@ class Load:
         return out
 
     def run(self, ctx, sock):
-        p = subprocess.run(self.argv(ctx, sock), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600)
+        p = subprocess.run(self.argv(ctx, sock), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=180)
         if p.returncode:
             raise Failed('nbdload: ' + p.stderr.strip()[-500:])
         return json.loads(p.stdout)

@@ -214,6 +214,40 @@ static bool once_done(const struct thread *t)
     return opt.once && t->next * opt.conns + t->nr >= places;
 }
 
+static void take_input(struct thread *t);
+
+/* past what was sent; the parts that are left */
+static size_t advance(struct iovec **iov, size_t nb, size_t n)
+{
+    for (; nb > 0 && n >= (*iov)->iov_len; nb--, (*iov)++)
+        n -= (*iov)->iov_len;
+    if (nb > 0) {
+        (*iov)->iov_base = (uint8_t *)(*iov)->iov_base + n;
+        (*iov)->iov_len -= n;
+    }
+    return nb;
+}
+
+/* takes replies while the server does not take requests: both may be waiting for the other to read
+ */
+static void send_requests(struct thread *t, struct iovec *iov, size_t nb)
+{
+    while (nb > 0) {
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = nb};
+        ssize_t n = sendmsg(t->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n >= 0) {
+            nb = advance(&iov, nb, (size_t)n);
+        } else if (errno == EAGAIN) {
+            struct pollfd p = {.fd = t->fd, .events = POLLIN | POLLOUT};
+            if (poll(&p, 1, -1) > 0 && (p.revents & POLLIN))
+                take_input(t);
+        } else if (errno != EINTR) {
+            die("send");
+        }
+    }
+}
+
 static void send_all(int fd, struct iovec *iov, size_t nb)
 {
     while (nb > 0) {
@@ -224,12 +258,7 @@ static void send_all(int fd, struct iovec *iov, size_t nb)
             continue;
         if (n < 0)
             die("send");
-        for (; nb > 0 && (size_t)n >= iov->iov_len; nb--, iov++)
-            n -= (ssize_t)iov->iov_len;
-        if (nb > 0) {
-            iov->iov_base = (uint8_t *)iov->iov_base + n;
-            iov->iov_len -= (size_t)n;
-        }
+        nb = advance(&iov, nb, (size_t)n);
     }
 }
 
@@ -345,7 +374,7 @@ static uint64_t start_requests(struct thread *t)
         if (cmd == CMD_WRITE)
             iov[nb++] = (struct iovec){payload, opt.bs};
     }
-    send_all(t->fd, iov, nb);
+    send_requests(t, iov, nb);
     return next_due;
 }
 
@@ -397,15 +426,8 @@ static void take_replies(struct thread *t)
     memmove(t->in, t->in + pos, t->in_len);
 }
 
-static void wait_replies(struct thread *t, uint64_t due_ns)
+static void take_input(struct thread *t)
 {
-    if (due_ns) {
-        uint64_t now = now_ns(), left = due_ns > now ? due_ns - now : 0;
-        struct timespec ts = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
-        struct pollfd p = {.fd = t->fd, .events = POLLIN};
-        if (ppoll(&p, 1, &ts, NULL) <= 0)
-            return;
-    }
     ssize_t n = recv(t->fd, t->in + t->in_len, INPUT_LEN - t->in_len, 0);
     if (n < 0 && errno == EINTR)
         return;
@@ -415,6 +437,18 @@ static void wait_replies(struct thread *t, uint64_t due_ns)
         die("receive");
     t->in_len += (size_t)n;
     take_replies(t);
+}
+
+static void wait_replies(struct thread *t, uint64_t due_ns)
+{
+    if (due_ns) {
+        uint64_t now = now_ns(), left = due_ns > now ? due_ns - now : 0;
+        struct timespec ts = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+        struct pollfd p = {.fd = t->fd, .events = POLLIN};
+        if (ppoll(&p, 1, &ts, NULL) <= 0)
+            return;
+    }
+    take_input(t);
 }
 
 static void flush_at_end(struct thread *t)
