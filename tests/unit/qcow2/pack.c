@@ -33,7 +33,7 @@ static struct geometry geometry(unsigned cluster_bits, bool extended)
                                  .subclusters = extended ? 32 : 1,
                                  .subcluster_bits = extended ? cluster_bits - 5 : cluster_bits}};
 
-    g.nr = MIN(4096u, g.hdr.cluster_size) / g.hdr.l2_entry_size;
+    g.nr = (unsigned)(MIN(4096u, g.hdr.cluster_size) / g.hdr.l2_entry_size);
     return g;
 }
 
