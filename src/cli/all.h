@@ -13,6 +13,8 @@ extern const struct command command_create, command_import, command_snapshot, co
     command_destroy, command_resize;
 /* derive.c */
 extern const struct command command_clone, command_template;
+/* relocate.c */
+extern const struct command command_rename;
 /* job_cmd.c */
 extern const struct command command_job_list, command_job_pause, command_job_resume,
     command_job_cancel, command_job_set_speed;

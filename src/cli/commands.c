@@ -23,6 +23,7 @@ const struct command *const commands[] = {
     &command_resize,
     &command_clone,
     &command_template,
+    &command_rename,
     &command_serve,
     &command_job_list,
     &command_job_pause,

@@ -104,6 +104,9 @@ struct cvol *catalog_read_snap_name(const struct catalog *cat, const char *vmid,
 /* -EEXIST if the new snapshot's file name is taken or reads as another volume's. */
 int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, const char *snap,
                            struct err *err);
+/* The same for a snapshot of a volume that is to come. */
+int catalog_check_new_snap_file(const struct catalog *cat, const char *vmid, const char *stem,
+                                const char *snap, struct err *err);
 /* -EEXIST if a new volume's name is taken or would take over existing snapshot files. */
 int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const char *stem,
                           struct err *err);
@@ -196,6 +199,8 @@ void taken_set_not_before(const char *path, const struct intent *intent);
  * if they are to get the name `final` (NULL: they keep theirs). */
 json_t *taken_record(const struct catalog *cat, struct cfile *const *kids, unsigned nr,
                      const char *final);
+/* One snapshot's, for such a list, under a name that its file will have. */
+void taken_add(json_t *list, const struct cfile *f, const char *vmid, const char *name);
 void taken_restore(const char *images, const struct intent *intent);
 
 /* ---- op.c: the frame of an operation on one pool ---- */
@@ -361,6 +366,8 @@ SUSPENDS int destroy_volume(struct op *op, const struct vol_name *name, struct e
 int destroy_files(const char *dir, const json_t *files, struct err *err);
 SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                              struct intent *intent, bool long_too, bool *ret_left, struct err *err);
+SUSPENDS int rename_recover(const struct vol_ctx *ctx, const char *images, struct intent *intent,
+                            struct err *err);
 SUSPENDS int template_recover(const char *images, struct intent *intent, struct err *err);
 /* create, import, clone, repair: drops the temporary file */
 int create_recover(const char *images, struct intent *intent, struct err *err);

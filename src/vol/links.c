@@ -238,25 +238,31 @@ int catalog_find(const struct catalog *cat, const struct vol_name *name, struct 
 
 /* ---- new names ---- */
 
-int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, const char *snap,
-                           struct err *err)
+int catalog_check_new_snap_file(const struct catalog *cat, const char *vmid, const char *stem,
+                                const char *snap, struct err *err)
 {
-    _cleanup_(freep) char *stem = NULL, *other_snap = NULL;
+    _cleanup_(freep) char *file = NULL, *other_snap = NULL;
 
-    if (cvol_snap(vol, snap))
-        return err_set(err, -EEXIST, "the volume has a snapshot '%s' already", snap);
-    if (asprintf(&stem, "snap-%s-%s", snap, vol->stem) < 0)
+    if (asprintf(&file, "snap-%s-%s", snap, stem) < 0)
         return err_set(err, -ENOMEM, "out of memory");
     vec_for_each(it, &cat->files) {
-        if (strcmp((*it)->vmid, vol->vmid) == 0 && strcmp((*it)->stem, stem) == 0)
+        if (strcmp((*it)->vmid, vmid) == 0 && strcmp((*it)->stem, file) == 0)
             return err_set(err, -EEXIST, "the file of a snapshot '%s' is there already: '%s'", snap,
                            (*it)->path);
     }
-    struct cvol *other = catalog_read_snap_name(cat, vol->vmid, stem, &other_snap);
-    if (other && strcmp(other->stem, vol->stem) != 0)
+    struct cvol *other = catalog_read_snap_name(cat, vmid, file, &other_snap);
+    if (other && strcmp(other->stem, stem) != 0)
         return err_set(err, -EEXIST, "its file would read as snapshot '%s' of the volume '%s'",
                        other_snap, other->stem);
     return 0;
+}
+
+int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, const char *snap,
+                           struct err *err)
+{
+    if (cvol_snap(vol, snap))
+        return err_set(err, -EEXIST, "the volume has a snapshot '%s' already", snap);
+    return catalog_check_new_snap_file(cat, vol->vmid, vol->stem, snap, err);
 }
 
 int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const char *stem,

@@ -36,10 +36,10 @@ void taken_set_not_before(const char *path, const struct intent *intent)
         taken_set(path, begun.st_mtim);
 }
 
-static void add(json_t *list, const struct cfile *f, const char *name)
+void taken_add(json_t *list, const struct cfile *f, const char *vmid, const char *name)
 {
     if (f->snap)
-        json_array_append_new(list, json_pack("{s:s, s:s, s:I, s:I}", "vmid", f->vmid, "file", name,
+        json_array_append_new(list, json_pack("{s:s, s:s, s:I, s:I}", "vmid", vmid, "file", name,
                                               "sec", (json_int_t)f->st.st_mtim.tv_sec, "nsec",
                                               (json_int_t)f->st.st_mtim.tv_nsec));
 }
@@ -52,12 +52,12 @@ json_t *taken_record(const struct catalog *cat, struct cfile *const *kids, unsig
     for (unsigned i = 0; i < nr && list; i++) {
         unsigned nr_above = 0;
 
-        add(list, kids[i], final ? final : kids[i]->name);
+        taken_add(list, kids[i], kids[i]->vmid, final ? final : kids[i]->name);
         if (!final)
             continue;
         _cleanup_(freep) struct cfile **above = cfile_children(cat, kids[i], &nr_above);
         for (unsigned j = 0; above && j < nr_above; j++)
-            add(list, above[j], above[j]->name);
+            taken_add(list, above[j], above[j]->vmid, above[j]->name);
     }
     return list;
 }

@@ -153,6 +153,9 @@ SUSPENDS int vol_clone(const struct vol_ctx *ctx, const struct vol_name *from,
                        struct err *err);
 /* vm-<vmid>-x becomes base-<vmid>-x, which is never changed again. */
 SUSPENDS int vol_template(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err);
+/* With all its snapshots, within its storage; also to another guest. */
+SUSPENDS int vol_rename(const struct vol_ctx *ctx, const struct vol_name *name,
+                        const struct vol_name *new, struct err *err);
 SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t len,
                         bool relative, struct err *err);
 /* Before a volume's files are opened by name: waits for operations on it, finishes what such have

@@ -44,8 +44,20 @@ def matches(pool, got, want, grown):
     return got == {v: {s: sha(d) for s, d in e.items()} for v, e in want.items()}
 
 
+def reads(pool, vol, data):
+    try:
+        return pool.read(pool.file(vol)) == data
+    except Failed:
+        return False
+
+
 def current_is_there(pool, before, after, name):
     """no moment without a current volume that reads right, without any recovery"""
+    gone, new = [v for v in before if v not in after], [v for v in after if v not in before]
+    if len(gone) == len(new) == 1:
+        # renamed: by its old name or its new one
+        if not any(reads(pool, v, before[gone[0]][None]) for v in gone + new):
+            raise Failed('%s: %s does not read by its old name nor by its new one' % (name, gone))
     for vol in before:
         if vol not in after:
             continue

@@ -70,4 +70,29 @@ def template(pool):
     return ['template', pool.id(V)], lambda p: p.vols.update({based(V): p.vols.pop(V)})
 
 
+@scenario
+def rename(pool):
+    tree(pool)
+    return ['rename', pool.id(V), C], lambda p: p.vols.update({C: p.vols.pop(V)})
+
+
+@scenario
+def rename_here(pool):
+    pool.create(V + '.raw', MIB)
+    pool.create(W, MIB)
+    pool.write(V, 0, 65536, 0x11)
+    pool.snapshot(V, 's1')
+    pool.snapshot(V, 's2')
+    new = '100/vm-100-disk-9'
+    return ['rename', pool.id(V), new], lambda p: p.vols.update({new: p.vols.pop(V)})
+
+
+@scenario
+def rename_clone_of_raw(pool):
+    b = base(pool, '.raw')
+    pool.clone(b, None, C)
+    pool.snapshot(C, 's1')
+    return ['rename', pool.id(C), 'free'], lambda p: p.vols.update({'free': p.vols.pop(C)})
+
+
 run_all(SCENARIOS)

@@ -1,0 +1,125 @@
+"""Renaming and moving volumes with their snapshots: names, contents, times, and what is refused."""
+import json, os, stat, sys, time
+from volmodel import MIB, based, moved
+from proc import Failed, done, folder, need, run
+from volserver import Served
+from voltools import backing, digest, fresh_in, info, refused
+
+need('qemu-img', 'qemu-io')
+BASE = folder()
+V, W, C, D = '100/vm-100-disk-0', '100/vm-100-disk-1', '101/vm-101-disk-0', '102/vm-102-disk-0'
+
+
+def fresh(name, **kw):
+    return fresh_in(BASE, name, **kw)
+
+
+def tree(p, vol, suffix=''):
+    """current on s2 on s1, s3 on s1, each with its own data"""
+    p.create(vol + suffix)
+    p.write(vol, 0, MIB, 0x11)
+    p.snapshot(vol, 's1')
+    p.write(vol, 65536, 65536, 0x21)
+    p.snapshot(vol, 's3')
+    p.rollback(vol, 's1')
+    p.write(vol, 131072, 65536, 0x22)
+    p.snapshot(vol, 's2')
+    p.write(vol, 2 * MIB, 65536, 0x30)
+
+
+def shape(p, vol):
+    """what must survive: parents, times, formats, modes"""
+    return [(e['snapshot'], e['parent'], e['format'], e.get('taken'), stat.S_IMODE(os.stat(e['path']).st_mode))
+            for e in info(p, vol)['elements']]
+
+
+def age(p, vol):
+    """snapshots of some time ago: the time is kept"""
+    for i, s in enumerate(s for s in p.vols[vol] if s):
+        os.utime(p.file(vol, s), (1.6e9 + i, 1.6e9 + i))
+
+
+def rename():
+    p = fresh('rename')
+    tree(p, V)
+    tree(p, 'data', '.raw')
+    age(p, V)
+    age(p, 'data')
+    was = shape(p, V), shape(p, 'data')
+    for old, new in ((V, W), (W, C), (C, 'free'), ('data', V)):
+        before = digest(p)
+        p.varve('rename', p.id(old), new, '--dry-run')
+        if digest(p) != before:
+            raise Failed('--dry-run renamed')
+        p.rename(old, new)
+        p.verify()
+        folder_, _, stem = new.rpartition('/')
+        if backing(p, new) != 'snap-s2-%s.qcow2' % stem or not backing(p, new, 's3').startswith('snap-s1-%s.' % stem):
+            raise Failed('backing names are %s, %s' % (backing(p, new), backing(p, new, 's3')))
+    if (shape(p, 'free'), shape(p, V)) != was:
+        raise Failed('renaming has changed\n%s to\n%s' % (was, (shape(p, 'free'), shape(p, V))))
+    if os.path.exists(os.path.join(p.images, '101')):
+        raise Failed('the old guest\'s directory is left')
+    if info(p, V + '.raw')['id'] != p.id(V + '.qcow2'):
+        raise Failed('the raw name is no alias any more')
+    p.varve('rename', p.id(V), p.id(W), '-q')
+    p.vols[W] = p.vols.pop(V)
+    for new in (W, 'free', 'vm-100-disk-5', '103/vm-104-disk-0', 'base-1', 'q:x', 'x.raw', 'x@s', 'snap-a-b'):
+        refused(p, 'rename', p.id(W), new)
+    refused(p, 'rename', p.id(W, 's1'), 'x', text='snapshots')
+    refused(p, 'rename', p.id('none'), 'x', text='none')
+    s = Served(p, W)
+    refused(p, 'rename', p.id(W), 'x', text='served', same=False)
+    s.stop()
+    # strays in the way, and a snapshot that would read as another volume's
+    stray = os.path.join(p.images, '104')
+    os.makedirs(stray)
+    for stem in 'snap-s1-vm-104-disk-0', 'snap-x-vm-104-disk-0':
+        with open(os.path.join(stray, stem + '.qcow2'), 'wb') as f, open(p.file(W, 's1'), 'rb') as g:
+            f.write(g.read(65536))
+        refused(p, 'rename', p.id(W), '104/vm-104-disk-0', text='104-disk-0')
+        os.unlink(os.path.join(stray, stem + '.qcow2'))
+    p.create('b-x')
+    p.create('y')
+    p.snapshot('y', 'a')
+    refused(p, 'rename', p.id('y'), 'x-b-x', text='b-x')
+    p.verify()
+
+
+def rename_clones():
+    p = fresh('rename-clones')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    v = p.template(V)
+    p.clone(v, None, C)
+    p.snapshot(C, 's1')
+    p.write(C, MIB, 65536, 2)
+    p.clone(C, 's1', D)
+    refused(p, 'rename', p.id(v), '103/vm-103-disk-0', text='base image')
+    refused(p, 'rename', p.id(C), '103/vm-103-disk-0', text='vm-102-disk-0')
+    p.write(D, 0, 4096, 3)
+    name = D
+    for new in '103/vm-103-disk-0', 'free', '104/vm-104-disk-0':
+        p.rename(name, new)
+        p.verify()
+        name = new
+        if backing(p, name) != ('101/' if name == 'free' else '../101/') + 'snap-s1-vm-101-disk-0.qcow2':
+            raise Failed('a renamed clone stands on ' + backing(p, name))
+    p.destroy(name)
+    p.rename(C, 'c')
+    p.verify()
+    if backing(p, 'c', 's1') != '100/base-100-disk-0.qcow2':
+        raise Failed('a renamed clone stands on ' + backing(p, 'c', 's1'))
+    refused(p, 'destroy', p.id(v), text='c.qcow2@s1')
+
+
+TESTS = [rename, rename_clones]
+for test in TESTS:
+    if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
+        t = time.monotonic()
+        try:
+            test()
+        except Failed as e:
+            raise Failed('%s: %s' % (test.__name__, e))
+        print('%-14s %.1f s' % (test.__name__, time.monotonic() - t), flush=True)
+done('ok')
