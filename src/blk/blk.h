@@ -140,6 +140,10 @@ int blk_lock_fd(int fd, enum blk_lock lock, const char *name, struct err *err);
 /* Sparse memory of `len` bytes (64 KiB pages on demand). align as given (1 = any). */
 int blk_mem_new(uint64_t len, uint32_t align, struct blk **ret);
 
+/* ---- over.c: writes kept in memory, over a child that is not changed ---- */
+/* The child stays the caller's, and open for as long. */
+int blk_over_new(struct blk *child, struct blk **ret);
+
 /* ---- fault.c: errors, delays and breakpoints on chosen requests of a child ---- */
 enum blk_req {
     BLK_REQ_READ = 1,

@@ -38,7 +38,8 @@ static json_t *check_json(const char *file, const struct image_check *r)
                 {"leaks", r->leaks},
                 {"allocated-clusters", r->allocated_clusters},
                 {"fragmented-clusters", r->fragmented_clusters},
-                {"compressed-clusters", r->compressed_clusters}};
+                {"compressed-clusters", r->compressed_clusters},
+                {"journal-changes", r->journal_records}};
 
     for (unsigned i = 0; i < ARRAY_SIZE(some); i++)
         if (some[i].value)
@@ -85,6 +86,27 @@ static int verdict(const struct image_check *r)
     return r->leaks ? CHECK_LEAKS : CHECK_CLEAN;
 }
 
+/* What was looked at, if that is not simply the file. */
+static void say_journal(const struct check *check, struct layer *layer, const struct image_check *r)
+{
+    const char *file = args_operand(check->args, 0);
+
+    if (args_flag(check->args, "quiet") || !image_has_journal(layer_image(layer)))
+        return;
+    if (r->has_journal)
+        fprintf(stderr,
+                "varve img check: %s was not closed: checked as the next open for writing will "
+                "leave it, with %llu changes that wait in its journal\n",
+                file, (unsigned long long)r->journal_records);
+    else if (r->journal_note[0])
+        fprintf(stderr, "varve img check: %s: %s; checked as it is\n", file, r->journal_note);
+    else
+        fprintf(stderr,
+                "varve img check: %s is open, or was not closed: checked as it is, without the "
+                "changes in its journal\n",
+                file);
+}
+
 SUSPENDS static int check_layer(struct check *check, struct layer *layer, struct err *err)
 {
     struct image_check result = {0};
@@ -95,15 +117,10 @@ SUSPENDS static int check_layer(struct check *check, struct layer *layer, struct
         fail(check->args, err);
         return CHECK_NO_FORMAT;
     }
-    if (image_has_journal(layer_image(layer)) && !args_flag(check->args, "quiet") &&
-        !args_flag(check->args, "force-share"))
-        fprintf(stderr,
-                "varve img check: %s was not closed: answered writes that were not written "
-                "back are not in it yet, the next open for writing brings them in\n",
-                args_operand(check->args, 0));
     rc = image_check(layer_image(layer), &result, report_line, check, err);
     if (rc < 0)
         return fail(check->args, err);
+    say_journal(check, layer, &result);
     if (check->json)
         render_json(check_json(args_operand(check->args, 0), &result));
     else if (!args_flag(check->args, "quiet"))
@@ -146,6 +163,9 @@ const struct command command_img_check = {
     .text =
         "Counts every reference in the image and compares them with the stored reference "
         "counts. Nothing is changed.\n\n"
+        "An image whose server was killed is checked as the next open for writing will leave it: "
+        "with the changes that wait in its journal. "
+        "With --force-share the file is checked as it is.\n\n"
         "Exit status: 0 sound, 1 the check could not be done, 2 corrupt, 3 leaked clusters only, "
         "63 the format has no check.",
     .operands = (const struct operand[]){{"FILE", COMPLETE_FILE}, {0}},

@@ -159,3 +159,29 @@ int ack_view(struct ack *a, const char *dir, struct blk *blk, const struct qcow2
     ack_fini(a);
     return rc;
 }
+
+int ack_preview(struct ack *a, const char *dir, struct blk *blk, const struct qcow2_header *hdr,
+                struct blk **ret_over, struct recovery *ret, struct err *err)
+{
+    struct blk *over = NULL;
+
+    *ret_over = NULL;
+    *ret = (struct recovery){0};
+    a->note[0] = 0;
+    if (!guard_get(hdr, &a->id.epoch) || !dir)
+        return 0;
+    int rc = open_journal(a, dir, blk, true, false, err);
+    if (rc == 0 && !a->journal)
+        note_lost(a, "its journal is gone");
+    if (rc == 0 && a->journal)
+        rc = blk_over_new(blk, &over);
+    if (rc == 0 && over)
+        rc = recover_image(over, hdr, a->journal, &a->id, ret, err);
+    if (rc == 0 && ret->is_void)
+        note_lost(a, ret->why);
+    if (rc < 0 || ret->is_void)
+        blk_close(TAKE_PTR(over));
+    *ret_over = over;
+    ack_fini(a);
+    return rc;
+}

@@ -41,5 +41,11 @@ void ack_fini(struct ack *a);
 /* Of a read-only image, before its tables are loaded: *ret NULL if nothing is to be laid over. */
 SUSPENDS int ack_view(struct ack *a, const char *dir, struct blk *blk,
                       const struct qcow2_header *hdr, struct recover_view **ret, struct err *err);
+/* Of an image that is only looked at: *ret_over is its file as the next writable open will make it,
+ * in memory over `blk`, and *ret what came of it (unused runs, too). *ret_over NULL: no journal
+ * speaks of it, a->note says why if there ought to be one. */
+SUSPENDS int ack_preview(struct ack *a, const char *dir, struct blk *blk,
+                         const struct qcow2_header *hdr, struct blk **ret_over,
+                         struct recovery *ret, struct err *err);
 
 #endif

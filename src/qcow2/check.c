@@ -6,12 +6,16 @@
  *   3. each cluster's stored refcount held against its references
  *
  * Too few stored is a corruption: the cluster may be given to a second owner. Too many is a leak.
+ *
+ * Of an image whose server was killed the file is looked at as replay will make it: replay itself
+ * runs, into memory.
  */
 #include <stdlib.h>
+#include <string.h>
 #include "base/bits.h"
 #include "base/own.h"
 #include "qcow2/format.h"
-#include "qcow2/image.h"
+#include "qcow2/internal.h"
 #include "qcow2/refbits.h"
 #include "qcow2/refscan.h"
 
@@ -141,8 +145,21 @@ static int compare_block(struct refscan *s, const void *block, uint64_t first, u
     return 0;
 }
 
+/* Clusters that are counted once and used by nothing: the next open for writing takes them. */
+static void count_unused(struct refscan *s, const struct recovery *found)
+{
+    for (size_t i = 0; i < found->nr_runs; i++) {
+        const struct journal_run *run = &found->runs[i];
+
+        for (uint64_t c = run->first; c < MIN(run->first + run->nr, s->nr_clusters); c++)
+            if (refscan_count(s, c) == 0)
+                s->counts[c] = 1;
+    }
+}
+
 SUSPENDS
-static int check_with_table(struct refscan *s, const struct reftable *table)
+static int check_with_table(struct refscan *s, const struct reftable *table,
+                            const struct recovery *found)
 {
     int rc = count_blocks(s, table);
 
@@ -151,12 +168,14 @@ static int check_with_table(struct refscan *s, const struct reftable *table)
     if (rc == 0)
         rc = refscan_all(s);
     if (rc == 0)
+        count_unused(s, found);
+    if (rc == 0)
         rc = for_each_block(s, table, compare_block);
     return rc;
 }
 
 SUSPENDS
-static int run_check(struct refscan *s, struct err *err)
+static int run_check(struct refscan *s, const struct recovery *found, struct err *err)
 {
     struct reftable table;
 
@@ -166,13 +185,16 @@ static int run_check(struct refscan *s, struct err *err)
     int rc = load_reftable(s, &table);
 
     if (rc == 0)
-        rc = check_with_table(s, &table);
+        rc = check_with_table(s, &table, found);
     free(table.entries);
     return rc < 0 ? err_errno(err, rc, "check") : 0;
 }
 
-int qcow2_check(struct blk *blk, const struct qcow2_header *hdr, struct image_check *ret,
-                void (*report)(void *ctx, const char *line), void *ctx, struct err *err)
+/* `found`: what a journal left unused. */
+SUSPENDS static int check_device(struct blk *blk, const struct qcow2_header *hdr,
+                                 const struct recovery *found, struct image_check *ret,
+                                 void (*report)(void *ctx, const char *line), void *ctx,
+                                 struct err *err)
 {
     struct refscan scan;
 
@@ -183,13 +205,35 @@ int qcow2_check(struct blk *blk, const struct qcow2_header *hdr, struct image_ch
         return rc;
     scan.report = report;
     scan.ctx = ctx;
-    rc = run_check(&scan, err);
+    rc = run_check(&scan, found, err);
     refscan_fini(&scan);
     return rc;
+}
+
+int qcow2_check(struct blk *blk, const struct qcow2_header *hdr, struct image_check *ret,
+                void (*report)(void *ctx, const char *line), void *ctx, struct err *err)
+{
+    return check_device(blk, hdr, &(struct recovery){0}, ret, report, ctx, err);
 }
 
 int image_check(struct image *img, struct image_check *ret,
                 void (*report)(void *ctx, const char *line), void *ctx, struct err *err)
 {
-    return qcow2_check(image_blk(img), image_header(img), ret, report, ctx, err);
+    struct recovery found = {0};
+    struct blk *over = NULL;
+    struct ack ack = {0};
+    int rc = img->writable ? 0
+                           : ack_preview(&ack, img->opts.journal_dir, img->blk, &img->hdr, &over,
+                                         &found, err);
+
+    if (rc == 0)
+        rc = check_device(over ? over : img->blk, &img->hdr, &found, ret, report, ctx, err);
+    if (rc == 0) {
+        ret->has_journal = over;
+        ret->journal_records = found.nr_records;
+        memcpy(ret->journal_note, ack.note, sizeof(ack.note));
+    }
+    blk_close(over);
+    recovery_fini(&found);
+    return rc;
 }

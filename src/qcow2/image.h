@@ -200,10 +200,16 @@ struct image_check {
     uint64_t total_clusters, allocated_clusters, fragmented_clusters, compressed_clusters;
     uint64_t image_end_off;
     bool bitmap_clusters_seen;
+    /* Of an image whose server was killed */
+    bool has_journal;         /* its journal was counted in: what the next writable open will make of
+                                 the file; clusters that it will reuse are no leaks */
+    uint64_t journal_records; /* changes that wait there */
+    char journal_note[240];   /* why there is none, where there ought to be; else "" */
 };
 /* Full consistency check, no repair: every reference counted, compared with the refcounts, overlaps
  * and reserved bits reported. report (may be NULL) is called with one line a finding. Memory is
- * bounded by the file's length. Works on what image_open(no_open_checks) gives, read-only. */
+ * bounded by the file's length. Works on what image_open(no_open_checks) gives, read-only; if it was
+ * opened with a journal_dir, the changes in the image's journal are counted in, in memory. */
 SUSPENDS int image_check(struct image *img, struct image_check *ret,
                          void (*report)(void *ctx, const char *line), void *ctx, struct err *err);
 

@@ -224,13 +224,14 @@ SUSPENDS static void check(struct walk *w, struct image *img)
         violation(w, "the check finds corruption", res.corruptions, res.check_errors);
 }
 
-/* As QEMU finds the file: no journal. */
+/* As QEMU finds the file, or as replay would make it. */
 SUSPENDS static void check_file(struct walk *w)
 {
+    struct image_opts opts = {.no_open_checks = true, .journal_dir = pick(w, 2) ? w->dir : NULL};
     struct blk *blk = device(w);
     struct image *img;
 
-    if (image_open(blk, &(struct image_opts){.no_open_checks = true}, &img, NULL) < 0) {
+    if (image_open(blk, &opts, &img, NULL) < 0) {
         blk_close(blk);
         if (!w->dead)
             violation(w, "the image does not open for the check", 0, 0);
