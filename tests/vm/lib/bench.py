@@ -10,7 +10,7 @@ copy files. Programs named in `programs` are in every guest's PATH, with their l
 guest that stops by itself is an error that shows the end of its console. When the runner goes, however, its
 guests go with it; its folder is removed, or kept and named if the test failed.
 """
-import atexit, fcntl, glob, os, re, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import atexit, fcntl, glob, os, re, select, shutil, socket, struct, subprocess, sys, tempfile, threading, time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'lib'))
 from guestroot import NoGuest, guest_root
@@ -27,34 +27,36 @@ class Switch:
     """the network between the guests: hands datagrams from one to the others, but for pairs that are cut"""
 
     def __init__(self, folder, n):
-        self.folder, self.n, self.cut = folder, n, set()
-        self.ports = {}
+        self.folder, self.n, self.cut, self.ports = folder, n, set(), []
         for i in range(1, n + 1):
             s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            s.setblocking(False)
             s.bind('%s/switch%d' % (folder, i))
-            self.ports[s] = i
-        self.stopped = False
-        threading.Thread(target=self.work, daemon=True).start()
+            # A full receiver is waited for, else TCP in the guests would crawl; but not for ever
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 0, 500000))
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            self.ports.append(s)
+            threading.Thread(target=self.work, args=(s, i), daemon=True).start()
 
-    def work(self):
-        while not self.stopped:
-            for s in select.select(list(self.ports), [], [], 1)[0]:
-                try:
-                    frame = s.recv(65536)
-                except OSError:
-                    continue
-                # a guest's address ends with its number; all others are for everybody
-                only = frame[5] if frame[:5] == MAC else None
-                for i in range(1, self.n + 1):
-                    if i != self.ports[s] and only in (None, i) and not {(self.ports[s], i), (i, self.ports[s])} & self.cut:
-                        try:
-                            s.sendto(frame, '%s/net%d' % (self.folder, i))
-                        except OSError:
-                            pass    # a network may lose what it likes
+    def work(self, port, source):
+        while True:
+            try:
+                frame = port.recv(1 << 17)
+            except OSError:
+                return
+            if not frame:
+                return
+            # a guest's address ends with its number; all others are for everybody
+            only = frame[5] if frame[:5] == MAC else None
+            for i in range(1, self.n + 1):
+                if i != source and only in (None, i) and not {(source, i), (i, source)} & self.cut:
+                    try:
+                        port.sendto(frame, '%s/net%d' % (self.folder, i))
+                    except OSError:
+                        pass    # a network may lose what it likes
 
     def stop(self):
-        self.stopped = True
+        for s in self.ports:
+            s.shutdown(socket.SHUT_RDWR)
 
 
 MAC = bytes([0x52, 0x54, 0, 0x77, 0])
