@@ -114,8 +114,8 @@ class Disk:
         c, inflight, flushed = Client(sock), {}, None
         self.answered = []
         try:
-            while time.time() < end or not self.answered:
-                while len(inflight) < depth:
+            while inflight or time.time() < end or not self.answered: # none may land later
+                while len(inflight) < depth and (time.time() < end or not self.answered):
                     if flushed is None and self.rnd.random() < flushes:
                         flushed = list(self.answered) # covers what was answered when it was sent
                         inflight[c.send(3, 0, 0)] = None
