@@ -53,7 +53,7 @@ class Row:
             os.sync()
             built = time.monotonic()
             for c in contenders:
-                servers[c.label] = c.program.start(c.image, ctx.folder, c.label.replace('/', '_'), c.cache, options=c.options)
+                servers[c.label] = c.program.start(c.image, ctx.folder, c.label.replace('/', '_'), c.cache, control=c.program is ctx.varve, options=c.options)
             cells = []
             for load in self.loads:
                 turns = ctx.turns * self.turns if load.phase in ('steady', 'lookup') else 1
@@ -79,6 +79,7 @@ def turn(things, nr):
 
 def measure(ctx, row, load, c, server, nr):
     reset_peak(server.pid)
+    before = lookups(server)
     use = Usage(server.pid, c.place)
     r = load.run(ctx, server.sock)
     if load.phase == 'prep':
@@ -92,12 +93,24 @@ def measure(ctx, row, load, c, server, nr):
     cell.update(memory(server.pid))
     if c.cache:
         cell['cache'] = c.cache
+    if before:
+        hits, misses = (b - a for a, b in zip(before, lookups(server)))
+        cell['hit_rate'] = hits / (hits + misses) if hits + misses else None
     if r['errors']:
         ctx.problem('%s, %s, %s: %d requests were answered with an error' % (row.name, load.name, c.label, r['errors']))
     ctx.say('%-30s %-22s %-12s %9.0f /s  p99 %8.0f us  cpu %6.1f us  r %6.0f w %6.0f B  hwm %4d MiB%s' % (
         row.name, load.name, c.label, r['iops'], cell['p99_us'], cell['cpu_us'], cell['read_b'], cell['write_b'], cell['hwm'] >> 20,
         '  %d flushes for %d' % (cell['dev_flushes'], cell['flushes']) if cell.get('dev_flushes') is not None else ''))
     return [cell]
+
+
+def lookups(server):
+    """varve's own count of its metadata cache: (hits, misses)"""
+    if not server.control:
+        return None
+    with server.qmp() as q:
+        chain = q.execute('x-varve-stats')['chain']
+    return chain['cache_hits'], chain['cache_misses']
 
 
 class Context:

@@ -107,7 +107,7 @@ def pair_table(gs, cs, what, head):
     for g in gs:
         found = [c for c in cs.get((g.kind, g.row, g.load), []) if c.what.endswith(what) and 'of QEMU' not in c.what]
         if found:
-            lines.append('| %s | %s | %s |' % (g.row, g.load, ' | '.join('%s: %s' % (c.what, ratio_cell([c], c.what)) for c in found)))
+            lines.append('| %s | %s | %s | %s |' % (g.row, g.load, ', '.join('%s: %s' % (c.what, ratio_cell([c], c.what)) for c in found), found[0].note))
     return ['', head, '', '| row | load | | |', '|---|---|---|---|', *lines] if lines else []
 
 
@@ -138,7 +138,7 @@ def summary(all_checks):
         n = lambda k: sum(c.verdict in k for c in v)
         lines.append('| %s | %s %g%s | %d | %d | %d | %d |' % (what, op, target, unit, len(v), n(('ok',)), n(('noise',)), n(('BELOW', 'ABOVE'))))
     missed = [c for c in all_checks if c.verdict in ('BELOW', 'ABOVE')]
-    lines += ['', 'A figure is the median of the rounds\' ratios, ± half the distance of the extremes. *noise*: that is more than its distance from the target.', '']
+    lines += ['', 'A figure is the median of the ratios, each taken within one turn, ± half the distance of the quartiles. *noise*: that is more than its distance from the target.', '']
     if missed:
         lines += ['### Missed', '', '| row | load | target | | figure | |', '|---|---|---|---|---:|---|']
         lines += ['| %s: %s | %s | %s | %s %g%s | **%s** | %s |' % (c.kind, c.row, c.load, c.what, c.op, c.target, c.unit, c.text(), c.note) for c in missed]

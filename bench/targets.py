@@ -1,8 +1,8 @@
 """What the measures must show, and whether they do.
 
-A figure is the median over the rounds of a ratio (or a plain value) taken within one round; its spread is half the distance
-between the least and the greatest. Verdicts: "ok"; "BELOW" (the target is missed); "noise" (the spread is greater than the
-distance from the target: nothing is shown either way).
+A figure is the median over the rounds of a ratio (or a plain value) taken within one turn; its spread is half the distance
+of the quartiles. Verdicts: "ok"; "BELOW" and "ABOVE" (the target is missed); "noise" (the spread is greater than the distance
+from the target: nothing is shown either way).
 """
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -34,7 +34,12 @@ class Check:
 
     @property
     def spread(self):
-        return (max(self.values) - min(self.values)) / 2
+        """half the distance of the quartiles; of fewer than four values, of the extremes"""
+        s = sorted(self.values)
+        if len(s) < 4:
+            return (s[-1] - s[0]) / 2
+        at = lambda q: s[int(q)] + (s[min(int(q) + 1, len(s) - 1)] - s[int(q)]) * (q % 1)
+        return (at((len(s) - 1) * .75) - at((len(s) - 1) * .25)) / 2
 
     @property
     def verdict(self):
@@ -136,7 +141,9 @@ def pair_checks(g):
     steady = g.any['phase'] in ('steady', 'lookup')
     if g.kind in ('1T', 'fragmented') and steady:
         entropy = g.row == '4M clusters of 16M'
-        yield Check('32 MiB of 1 GiB', g.kind, g.row, g.load, g.ratio('varve@32M', 'varve@1G'), None if entropy else .95)
+        hit = g.med('varve@32M', 'hit_rate')
+        yield Check('32 MiB of 1 GiB', g.kind, g.row, g.load, g.ratio('varve@32M', 'varve@1G'), None if entropy else .95,
+                    note='' if hit is None else '%.2f %% of the lookups hit' % (100 * hit))
     if g.kind == 'chain' and steady and 'read' in g.load:
         for d in '8', '64':
             yield Check('depth %s of depth 1' % d, g.kind, g.row, g.load, g.ratio('varve/' + d, 'varve/1'), .95)
