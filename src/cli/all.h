@@ -18,6 +18,8 @@ extern const struct command command_rename;
 /* job_cmd.c */
 extern const struct command command_job_list, command_job_pause, command_job_resume,
     command_job_cancel, command_job_set_speed;
+/* stats_cmd.c */
+extern const struct command command_stats;
 /* serve_cmd.c */
 extern const struct command command_serve;
 /* img_*.c */

@@ -25,6 +25,7 @@ const struct command *const commands[] = {
     &command_template,
     &command_rename,
     &command_serve,
+    &command_stats,
     &command_job_list,
     &command_job_pause,
     &command_job_resume,

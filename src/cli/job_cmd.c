@@ -1,83 +1,21 @@
 /* varve job list, pause, resume, cancel, set-speed: the long work of served disks, by QMP. */
 #include <stdio.h>
 #include <string.h>
-#include "cli/volcmd.h"
-#include "qmp/qmp.h"
-
-/* A disk's process as the user names it: a volume, or the path of a control socket. */
-struct disk {
-    char *id, *socket; /* owned */
-    struct qmp_client *qmp;
-};
-
-static void disk_close(struct disk *d)
-{
-    qmp_client_free(d->qmp);
-    free(d->id);
-    free(d->socket);
-}
-
-static const char *str_of(const json_t *obj, const char *key)
-{
-    const char *s = json_string_value(json_object_get(obj, key));
-
-    return s ? s : "";
-}
-
-static uint64_t u64_of(const json_t *obj, const char *key)
-{
-    return (uint64_t)json_integer_value(json_object_get(obj, key));
-}
-
-SUSPENDS static int find_socket(struct volcmd *cmd, const char *text, struct disk *ret,
-                                struct err *err)
-{
-    struct vol_name name;
-    struct vol_info *info;
-
-    ret->id = strdup(text);
-    if (text[0] == '/' || text[0] == '.') {
-        ret->socket = strdup(text);
-        return ret->id && ret->socket ? 0 : err_set(err, -ENOMEM, "out of memory");
-    }
-    int rc = vol_parse(text, &name, err);
-    if (rc == 0 && name.snap[0])
-        rc = err_set(err, -EINVAL, "'%s' is a snapshot: a disk has the jobs", text);
-    if (rc == 0)
-        rc = vol_info_get(cmd->cfg, &name, &info, err);
-    if (rc < 0)
-        return rc;
-    if (info->served)
-        ret->socket = TAKE_PTR(info->qmp_path);
-    else
-        rc = err_set(err, -ENOENT, "%s is not served: it has no jobs", info->id);
-    vol_info_free(info);
-    return rc;
-}
-
-SUSPENDS static int disk_open(struct volcmd *cmd, const char *text, struct disk *ret,
-                              struct err *err)
-{
-    int rc = find_socket(cmd, text, ret, err);
-
-    if (rc == 0)
-        rc = qmp_connect(ret->socket, &ret->qmp, err);
-    return rc < 0 ? err_prefix(err, rc, "%s", text) : 0;
-}
+#include "cli/served.h"
 
 /* ---- list ---- */
 
 struct job_list {
-    struct volcmd *cmd;
     struct table_out table;
     json_t *json;
 };
 
 /* QEMU's query-block-jobs: so the same goes for its processes. */
-static void list_job(struct job_list *out, const struct disk *d, const json_t *job)
+static void list_job(struct job_list *out, const struct served *d, const json_t *job)
 {
     char done[32], total[32], speed[40];
-    uint64_t at = u64_of(job, "offset"), end = u64_of(job, "len"), rate = u64_of(job, "speed");
+    uint64_t at = json_num(job, "offset"), end = json_num(job, "len"),
+             rate = json_num(job, "speed");
     _cleanup_(freep) char *progress = NULL;
     json_t *copy = json_deep_copy(job);
 
@@ -86,66 +24,30 @@ static void list_job(struct job_list *out, const struct disk *d, const json_t *j
     if (asprintf(&progress, "%s of %s", render_size(at, done, sizeof(done)),
                  render_size(end, total, sizeof(total))) < 0)
         progress = NULL;
-    table_out_row(&out->table, d->id, str_of(job, "device"), str_of(job, "type"),
-                  str_of(job, "status"), progress ? progress : "-", speed);
+    table_out_row(&out->table, d->id, json_str(job, "device"), json_str(job, "type"),
+                  json_str(job, "status"), progress ? progress : "-", speed);
     json_object_set_new(copy, "disk", json_string(d->id));
     json_array_append_new(out->json, copy);
 }
 
-SUSPENDS static int list_disk(struct job_list *out, const char *text, struct err *err)
+SUSPENDS_UNCHECKED static int list_disk(struct served *d, void *ctx, struct err *err)
 {
-    struct disk d = {0};
+    struct job_list *out = ctx;
     json_t *jobs = NULL, *job;
     size_t i;
-    int rc = disk_open(out->cmd, text, &d, err);
+    int rc = qmp_execute(d->qmp, "query-block-jobs", NULL, &jobs, err);
 
-    if (rc == 0)
-        rc = qmp_execute(d.qmp, "query-block-jobs", NULL, &jobs, err);
-    json_array_foreach(jobs, i, job) list_job(out, &d, job);
+    json_array_foreach(jobs, i, job) list_job(out, d, job);
     json_decref(jobs);
-    disk_close(&d);
     return rc;
-}
-
-/* A disk whose server ends meanwhile has no jobs. */
-SUSPENDS static int list_pool(struct job_list *out, const struct pool *pool, struct err *err)
-{
-    struct vol_list *list;
-    int rc = vol_list_get(out->cmd->cfg, pool, &list, err);
-
-    if (rc < 0)
-        return rc;
-    for (unsigned i = 0; i < list->nb_vols; i++)
-        if (list->vols[i]->served)
-            (void)list_disk(out, list->vols[i]->id, NULL);
-    vol_list_free(list);
-    return 0;
-}
-
-SUSPENDS static int list_all(struct job_list *out, struct err *err)
-{
-    const struct config *cfg = out->cmd->cfg;
-    const struct pool *pool;
-    int status = EXIT_DONE;
-
-    for (unsigned i = 0; i < cfg->nb_pools; i++) {
-        if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
-            continue;
-        if (list_pool(out, pool, err) < 0) {
-            fprintf(stderr, "varve job list: %s: %s\n", pool->id, err_text(err));
-            status = EXIT_FAILED;
-        }
-    }
-    return status;
 }
 
 SUSPENDS static int job_list(struct volcmd *cmd, struct err *err)
 {
-    struct job_list out = {.cmd = cmd, .table = {.cols = 6}, .json = json_array()};
-    const char *disk = args_operand(cmd->args, 0);
+    struct job_list out = {.table = {.cols = 6}, .json = json_array()};
 
     table_out_row(&out.table, "DISK", "JOB", "TYPE", "STATE", "DONE", "LIMIT");
-    int rc = disk ? list_disk(&out, disk, err) : list_all(&out, err);
+    int rc = served_each(cmd, list_disk, &out, err);
     if (rc >= 0 && cmd->json)
         render_json(json_incref(out.json));
     else if (rc >= 0)
@@ -160,14 +62,12 @@ static int run_list(const struct args *args)
     return volcmd_run(args, "job list", job_list);
 }
 
-#define DISK_OPERAND "POOL:VOLUME|SOCKET"
-
 const struct command command_job_list = {
     .name = "job list",
     .summary = "list the merges that run on served disks",
     .text = "Of one disk, or of all served volumes of all pools. A path is taken for a control "
             "socket, of varve serve or of QEMU.",
-    .operands = (const struct operand[]){{"[" DISK_OPERAND "]", COMPLETE_VOLUME}, {0}},
+    .operands = (const struct operand[]){{"[" SERVED_OPERAND "]", COMPLETE_VOLUME}, {0}},
     .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
     .example = "  varve job list local:100/vm-100-disk-0",
     .run = run_list,
@@ -176,7 +76,7 @@ const struct command command_job_list = {
 /* ---- verbs ---- */
 
 /* The job that is named, or the only one. The caller frees. */
-SUSPENDS static int pick_job(const struct disk *d, const char *name, char **ret, struct err *err)
+SUSPENDS static int pick_job(const struct served *d, const char *name, char **ret, struct err *err)
 {
     json_t *jobs = NULL;
     int rc = 0;
@@ -191,7 +91,7 @@ SUSPENDS static int pick_job(const struct disk *d, const char *name, char **ret,
         rc = err_set(err, -EINVAL, "%s has %zu jobs: say which ('varve job list' shows them)",
                      d->id, nr);
     if (rc == 0) {
-        *ret = strdup(name ? name : str_of(json_array_get(jobs, 0), "device"));
+        *ret = strdup(name ? name : json_str(json_array_get(jobs, 0), "device"));
         rc = *ret ? 0 : err_set(err, -ENOMEM, "out of memory");
     }
     json_decref(jobs);
@@ -203,8 +103,8 @@ SUSPENDS static int do_verb(struct volcmd *cmd, const char *command, const char 
 {
     _cleanup_(freep) char *id = NULL;
     _cleanup_(freep) char *line = NULL;
-    struct disk d = {0};
-    int rc = disk_open(cmd, args_operand(cmd->args, 0), &d, err);
+    struct served d;
+    int rc = served_open(cmd, args_operand(cmd->args, 0), &d, err);
 
     if (rc == 0)
         rc = pick_job(&d, job, &id, err);
@@ -215,7 +115,7 @@ SUSPENDS static int do_verb(struct volcmd *cmd, const char *command, const char 
     json_decref(more);
     if (rc == 0 && asprintf(&line, "job '%s' of %s %s", id, d.id, said) > 0)
         cmd->ctx.say(cmd->ctx.ctx, line);
-    disk_close(&d);
+    served_close(&d);
     if (rc == 0)
         volcmd_done(cmd);
     return rc;
@@ -268,7 +168,7 @@ RUN(set_speed)
 #define DISK_AND_JOB                                                                               \
     (const struct operand[])                                                                       \
     {                                                                                              \
-        {DISK_OPERAND, COMPLETE_VOLUME}, {"[JOB]"},                                                \
+        {SERVED_OPERAND, COMPLETE_VOLUME}, {"[JOB]"},                                              \
         {                                                                                          \
             0                                                                                      \
         }                                                                                          \
@@ -318,7 +218,8 @@ const struct command command_job_set_speed = {
     .name = "job set-speed",
     .summary = "limit how much a job copies a second",
     .text = JOB_TEXT "RATE is in bytes and takes the suffixes k, M, G and T; 0 is no limit.",
-    .operands = (const struct operand[]){{DISK_OPERAND, COMPLETE_VOLUME}, {"[JOB]"}, {"RATE"}, {0}},
+    .operands =
+        (const struct operand[]){{SERVED_OPERAND, COMPLETE_VOLUME}, {"[JOB]"}, {"RATE"}, {0}},
     .options = VERB_OPTIONS,
     .example = "  varve job set-speed local:100/vm-100-disk-0 50M",
     .run = run_set_speed,

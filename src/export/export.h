@@ -15,6 +15,10 @@ struct export_stats {
     uint64_t read_bytes, write_bytes;
     unsigned connections, connections_total;
 };
+/* From the time a request was received, a write's payload with it, to its answer. */
+struct export_latency {
+    struct histogram read_ns, write_ns, flush_ns;
+};
 
 /* ---- NBD (doc/proto.md of the NBD project): fixed newstyle, structured replies ---- */
 struct nbd_server;
@@ -57,6 +61,7 @@ void nbd_export_resume(struct nbd_export *exp);
 /* Puts another chain under a suspended export (its length may differ). */
 void nbd_export_set_chain(struct nbd_export *exp, struct chain *chain);
 void nbd_export_get_stats(const struct nbd_export *exp, struct export_stats *ret);
+void nbd_export_add_latency(const struct nbd_export *exp, struct export_latency *sum);
 const char *nbd_export_name(const struct nbd_export *exp);
 bool nbd_export_writable(const struct nbd_export *exp);
 /* Connections that could write now. */

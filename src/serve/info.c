@@ -234,6 +234,27 @@ static json_t *device_figures(const struct blk *blk)
     return obj;
 }
 
+static json_t *latency_figures(const struct histogram *h)
+{
+    json_t *counts = json_array();
+
+    for (unsigned i = 0; i < HISTOGRAM_BUCKETS; i++)
+        json_array_append_new(counts, json_u64(h->counts[i]));
+    return json_pack("{s:I, s:o}", "sum-ns", (json_int_t)h->sum_ns, "counts", counts);
+}
+
+static json_t *latencies_figures(const struct serve_export *e)
+{
+    _cleanup_(freep) struct export_latency *sum = calloc(1, sizeof(*sum));
+
+    if (!sum)
+        return json_object();
+    vec_for_each(on, &e->on)
+        nbd_export_add_latency(on->exp, sum);
+    return json_pack("{s:o, s:o, s:o}", "read", latency_figures(&sum->read_ns), "write",
+                     latency_figures(&sum->write_ns), "flush", latency_figures(&sum->flush_ns));
+}
+
 static json_t *export_figures(const struct serve_export *e)
 {
     struct export_stats st;
@@ -251,6 +272,7 @@ static json_t *export_figures(const struct serve_export *e)
     STAT(obj, st, write_bytes);
     STAT(obj, st, connections);
     STAT(obj, st, connections_total);
+    set(obj, "latency", latencies_figures(e));
     return obj;
 }
 

@@ -457,10 +457,26 @@ static int run_changing(struct nbd_request *req)
     }
 }
 
+static struct histogram *histogram_of(struct export_latency *latency, uint16_t type)
+{
+    switch (type) {
+    case NBD_CMD_READ:
+        return &latency->read_ns;
+    case NBD_CMD_WRITE:
+        return &latency->write_ns;
+    case NBD_CMD_FLUSH:
+        return &latency->flush_ns;
+    default:
+        return NULL;
+    }
+}
+
 SUSPENDS_UNCHECKED int nbd_command_run(void *arg)
 {
     struct nbd_request *req = arg;
     const struct nbd_conn *conn = req->conn;
+    struct histogram *h = histogram_of(&conn->exp->latency, req->type);
+    uint64_t came_ns = req->came_ns;
     unsigned error = check_disk(req);
 
     if (req->routed)
@@ -473,5 +489,7 @@ SUSPENDS_UNCHECKED int nbd_command_run(void *arg)
         run_status(req);
     else
         nbd_answer(req, error_of(run_changing(req)));
+    if (h)
+        histogram_add(h, reactor_now() - came_ns);
     return 0;
 }

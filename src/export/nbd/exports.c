@@ -171,6 +171,13 @@ void nbd_export_get_stats(const struct nbd_export *exp, struct export_stats *ret
     ret->errors = atomic_load_explicit(&exp->errors, memory_order_relaxed);
 }
 
+void nbd_export_add_latency(const struct nbd_export *exp, struct export_latency *sum)
+{
+    histogram_merge(&sum->read_ns, &exp->latency.read_ns);
+    histogram_merge(&sum->write_ns, &exp->latency.write_ns);
+    histogram_merge(&sum->flush_ns, &exp->latency.flush_ns);
+}
+
 const char *nbd_export_name(const struct nbd_export *exp)
 {
     return exp->name;

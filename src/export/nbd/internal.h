@@ -63,8 +63,9 @@ struct nbd_export {
     struct layer *layer; /* NULL: the live top */
     bool writable, depth_context;
     bool suspended, removing;
-    struct export_stats stats; /* home's, without errors */
-    atomic_ulong errors;       /* atomic: counted where a request is refused */
+    struct export_stats stats;     /* home's, without errors */
+    struct export_latency latency; /* home's */
+    atomic_ulong errors;           /* atomic: counted where a request is refused */
 };
 
 struct nbd_input {
@@ -80,6 +81,7 @@ struct nbd_request {
     struct nbd_conn *conn;
     struct mail mail; /* home, to be run; back, to be sent; home again, sent in part */
     uint64_t cookie, off;
+    uint64_t came_ns; /* when it was received */
     uint32_t len;
     uint16_t type, flags;
     bool routed;            /* its data goes through the ring of the session's reactor */

@@ -147,6 +147,7 @@ static void hand_over(struct nbd_request *req)
 {
     const struct nbd_server *server = req->conn->server;
 
+    req->came_ns = reactor_now();
     if (req->conn->reactor == server->home) {
         start_request(req);
         return;

@@ -1,0 +1,108 @@
+/* Finding served disks: see served.h. */
+#include <stdio.h>
+#include <string.h>
+#include "cli/served.h"
+
+const char *json_str(const json_t *obj, const char *key)
+{
+    const char *s = json_string_value(json_object_get(obj, key));
+
+    return s ? s : "";
+}
+
+uint64_t json_num(const json_t *obj, const char *key)
+{
+    return (uint64_t)json_integer_value(json_object_get(obj, key));
+}
+
+void served_close(struct served *d)
+{
+    qmp_client_free(d->qmp);
+    free(d->id);
+    free(d->socket);
+}
+
+SUSPENDS static int find_socket(struct volcmd *cmd, const char *text, struct served *ret,
+                                struct err *err)
+{
+    struct vol_name name;
+    struct vol_info *info;
+
+    if (text[0] == '/' || text[0] == '.') {
+        ret->id = strdup(text);
+        ret->socket = strdup(text);
+        return ret->id && ret->socket ? 0 : err_set(err, -ENOMEM, "out of memory");
+    }
+    int rc = vol_parse(text, &name, err);
+    if (rc == 0 && name.snap[0])
+        rc = err_set(err, -EINVAL, "'%s' is a snapshot, not a disk", text);
+    if (rc == 0)
+        rc = vol_info_get(cmd->cfg, &name, &info, err);
+    if (rc < 0)
+        return rc;
+    ret->id = TAKE_PTR(info->id);
+    if (info->served)
+        ret->socket = TAKE_PTR(info->qmp_path);
+    else
+        rc = err_set(err, -ENOENT, "%s is not served", ret->id);
+    vol_info_free(info);
+    return rc;
+}
+
+int served_open(struct volcmd *cmd, const char *text, struct served *ret, struct err *err)
+{
+    *ret = (struct served){0};
+    int rc = find_socket(cmd, text, ret, err);
+
+    if (rc == 0 && (rc = qmp_connect(ret->socket, &ret->qmp, err)) < 0)
+        err_prefix(err, rc, "%s", text);
+    return rc;
+}
+
+SUSPENDS static int one(struct volcmd *cmd, const char *text, served_fn *fn, void *ctx,
+                        struct err *err)
+{
+    struct served d;
+    int rc = served_open(cmd, text, &d, err);
+
+    if (rc == 0)
+        rc = fn(&d, ctx, err);
+    served_close(&d);
+    return rc;
+}
+
+SUSPENDS static int each_of_pool(struct volcmd *cmd, const struct pool *pool, served_fn *fn,
+                                 void *ctx, struct err *err)
+{
+    struct vol_list *list;
+    int rc = vol_list_get(cmd->cfg, pool, &list, err);
+
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < list->nb_vols; i++)
+        if (list->vols[i]->served)
+            (void)one(cmd, list->vols[i]->id, fn, ctx, NULL);
+    vol_list_free(list);
+    return 0;
+}
+
+int served_each(struct volcmd *cmd, served_fn *fn, void *ctx, struct err *err)
+{
+    const char *only = args_operand(cmd->args, 0);
+    const struct config *cfg = cmd->cfg;
+    const struct pool *pool;
+    int status = EXIT_DONE;
+
+    if (only)
+        return one(cmd, only, fn, ctx, err);
+    for (unsigned i = 0; i < cfg->nb_pools; i++) {
+        if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
+            continue;
+        if (each_of_pool(cmd, pool, fn, ctx, err) < 0) {
+            fprintf(stderr, "varve %s: %s: %s\n", cmd->args->command->name, pool->id,
+                    err_text(err));
+            status = EXIT_FAILED;
+        }
+    }
+    return status;
+}
