@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "base/histogram.h"
 #include "chain/chain.h"
 #include "rt/reactors.h"
 
