@@ -27,6 +27,7 @@ def arguments():
     a.add_argument('--json', default='bench.json')
     a.add_argument('--quick', action='store_true')
     a.add_argument('--rows', default='.')
+    a.add_argument('--loads', default='.', help='only loads that match (for a closer look; use a result file of its own)')
     a.add_argument('--list', action='store_true')
     a.add_argument('--rounds', type=int)
     a.add_argument('--secs', type=float, help='length of one load')
@@ -104,6 +105,8 @@ def main():
         for r in rows:
             print('%s/%s%s' % (r.kind, r.name, '  (quick)' if r.quick else ''))
         return 0
+    for r in rows:
+        r.loads = [l for l in r.loads if l.phase == 'prep' or re.search(A.loads, l.name)]
     results = load_results(A.json, A.quick)
     results['about'], begin = about(ctx), time.monotonic()
     results['included'] = [json.load(open(p)) for p in A.include] or results['included']

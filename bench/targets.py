@@ -22,9 +22,11 @@ def split(label):
 
 
 class Check:
-    """values: one for each round; target None: reported only. op: '>=' or '<='"""
+    """values: one for each turn; target None: reported only. op: '>=' or '<='. With a unit it is a count, which one turn can show;
+    times and ratios of times cannot be judged by one"""
 
     def __init__(self, what, kind, row, load, values, target, op='>=', unit='', note=''):
+        self.counted = bool(unit)
         self.what, self.kind, self.row, self.load, self.note = what, kind, row, load, note
         self.values, self.target, self.op, self.unit = [v for v in values if v is not None], target, op, unit
 
@@ -45,7 +47,7 @@ class Check:
     def verdict(self):
         if self.target is None:
             return ''
-        if len(self.values) > 1 and self.spread > abs(self.median - self.target):
+        if self.spread > abs(self.median - self.target) or (len(self.values) < 2 and not self.counted):
             return 'noise'
         good = self.median >= self.target if self.op == '>=' else self.median <= self.target
         return 'ok' if good else 'BELOW' if self.op == '>=' else 'ABOVE'
@@ -158,7 +160,7 @@ def count_checks(g):
         each = lambda l: {n: x['dev_flushes'] / max(x['flushes'], 1) for n, x in g.cells[l].items()}
         for theirs in g.labels('qemu'):
             a, b = each('varve'), each(theirs)
-            yield Check('device flushes of QEMU\'s', g.kind, g.row, g.load, [a[n] / b[n] for n in a if b.get(n)], 1.0, '<=',
+            yield Check('device flushes of QEMU\'s', g.kind, g.row, g.load, [a[n] / b[n] for n in a if b.get(n)], 1.0, '<=', ' times',
                         note='%.2f a guest flush, QEMU %.2f' % (median(list(a.values())), median(list(b.values()))))
     if g.kind == 'memory':
         for ours in g.labels('varve'):

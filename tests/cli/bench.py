@@ -69,8 +69,9 @@ def verdicts():
     v = lambda values, target, op='>=': Check('w', 'k', 'r', 'l', values, target, op).verdict
     must(v([1.0, 1.1, 1.2], .95) == 'ok', 'above')
     must(v([.8, .81, .79], .95) == 'BELOW', 'below')
-    must(v([.7, 1.3], .95) == 'noise' and v([.9, .96, .95], .96) == 'noise', 'the spread hides the distance')
-    must(v([3], 2, '<=') == 'ABOVE' and v([1], 2, '<=') == 'ok', 'at most')
+    must(v([.7, 1.3], .95) == 'noise' and v([.9, .97, .95], .96) == 'noise', 'the spread hides the distance')
+    must(v([3, 3.1], 2, '<=') == 'ABOVE' and v([1, 1.1], 2, '<=') == 'ok', 'at most')
+    must(v([3], 2) == 'noise' and Check('w', 'k', 'r', 'l', [3], 2, '<=', ' KiB').verdict == 'ABOVE', 'one turn')
     must(v([1], None) == '', 'no target')
 
 
