@@ -1,11 +1,17 @@
 /*
  * Pooled aligned buffers and iterators over iovecs: see buf.h.
  *
- * A thread's pool keeps at most POOL_LEN bytes; a free buffer holds the link to the next one of
- * its class in its first word. Under AddressSanitizer nothing is pooled, so that a use after
- * buf_put() is seen.
+ * A reactor's first buffers are cut from its arena, which is registered with its ring chunk by
+ * chunk as it is used up: the kernel then need not look up and pin the pages of each request. They
+ * stay in the pool until the reactor ends. Further ones are of the heap, and the pool keeps at most
+ * POOL_LEN bytes of those. A free buffer holds the link to the next one of its class in its first
+ * word.
+ *
+ * All arenas are in one region of addresses, so that a buffer tells by itself what it is. Under
+ * AddressSanitizer nothing is pooled and there is no arena, so that a use after buf_put() is seen.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include "base/check.h"
@@ -24,8 +30,108 @@
 struct free_buf {
     struct free_buf *next;
 };
-static _Thread_local struct free_buf *pool[CLASSES];
-static _Thread_local size_t pooled; /* bytes in all classes */
+static _Thread_local struct free_buf *fixed_pool[CLASSES]; /* of the arena */
+static _Thread_local struct free_buf *heap_pool[CLASSES];
+static _Thread_local size_t pooled; /* bytes in heap_pool */
+
+/* ---- arenas ---- */
+
+#define ARENA_LEN (ARENA_CHUNKS * ARENA_CHUNK_LEN)
+#define ARENAS    16u
+
+static _Atomic(char *) region; /* ARENAS of them; NULL: not yet, or there is no room for it */
+static atomic_uint used_slots; /* a bit each */
+static _Thread_local struct arena {
+    char *base; /* NULL: none yet */
+    unsigned slot;
+    unsigned chunks;  /* registered */
+    size_t next, end; /* what is not handed out yet of the last chunk */
+    bool full;        /* no slot, or the kernel registers no more: the heap has to do */
+} arena;
+
+static void map_region(void)
+{
+    size_t len = ARENAS * ARENA_LEN + ARENA_CHUNK_LEN;
+    char *map =
+        mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (map != MAP_FAILED)
+        region = (char *)(((uintptr_t)map + ARENA_CHUNK_LEN - 1) & ~(ARENA_CHUNK_LEN - 1));
+}
+
+static bool take_slot(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    unsigned used = atomic_load(&used_slots), slot;
+
+    pthread_once(&once, map_region);
+    if (!region)
+        return false;
+    do {
+        slot = (unsigned)__builtin_ctz(~used);
+        if (slot >= ARENAS)
+            return false;
+    } while (!atomic_compare_exchange_weak(&used_slots, &used, used | 1u << slot));
+    arena = (struct arena){.base = region + slot * ARENA_LEN, .slot = slot};
+    return true;
+}
+
+/* What was left of the chunk before is given up. */
+static bool add_chunk(struct reactor *r)
+{
+    if ((!arena.base && !take_slot()) || arena.chunks == ARENA_CHUNKS)
+        return false;
+    char *chunk = arena.base + arena.chunks * ARENA_CHUNK_LEN;
+    madvise(chunk, ARENA_CHUNK_LEN, MADV_HUGEPAGE);
+    if (r->backend->fix_buffers(r, arena.chunks, chunk, ARENA_CHUNK_LEN) < 0)
+        return false;
+    arena.next = arena.chunks++ * ARENA_CHUNK_LEN;
+    arena.end = arena.next + ARENA_CHUNK_LEN;
+    return true;
+}
+
+static void *arena_get(size_t size)
+{
+#ifndef HAVE_ASAN
+    struct reactor *r = reactor_self();
+
+    if (arena.full || !r || !r->backend->fix_buffers)
+        return NULL;
+    if (arena.end - arena.next < size && !add_chunk(r)) {
+        arena.full = true;
+        return NULL;
+    }
+    arena.next += size;
+    return arena.base + arena.next - size;
+#else
+    return NULL;
+#endif
+}
+
+void buf_arena_end(void)
+{
+    for (unsigned i = 0; i < CLASSES; i++)
+        fixed_pool[i] = NULL;
+    if (arena.base) {
+        madvise(arena.base, ARENA_LEN, MADV_DONTNEED);
+        atomic_fetch_and(&used_slots, ~(1u << arena.slot));
+    }
+    arena = (struct arena){0};
+}
+
+static inline bool in_region(const void *buf)
+{
+    char *base = atomic_load_explicit(&region, memory_order_relaxed);
+
+    return base && (uintptr_t)buf - (uintptr_t)base < ARENAS * ARENA_LEN;
+}
+
+static inline bool in_arena(const void *buf)
+{
+    return arena.base && (uintptr_t)buf - (uintptr_t)arena.base < ARENA_LEN;
+}
+
+/* ---- the pool ---- */
 
 static unsigned class_of(size_t len)
 {
@@ -34,46 +140,74 @@ static unsigned class_of(size_t len)
     return 64 - (unsigned)__builtin_clzll(len - 1) - CLASS_MIN_BITS;
 }
 
-void *buf_get(size_t len)
+static inline size_t class_len(unsigned class)
+{
+    return (size_t)1 << (class + CLASS_MIN_BITS);
+}
+
+static inline void *pop(struct free_buf **pool)
+{
+    struct free_buf *buf = *pool;
+
+    if (buf)
+        *pool = buf->next;
+    return buf;
+}
+
+static inline void push(struct free_buf **pool, struct free_buf *buf)
+{
+    buf->next = *pool;
+    *pool = buf;
+}
+
+void *buf_get_kept(size_t len)
 {
     unsigned class = class_of(len);
 
     if (class >= CLASSES)
         return aligned_alloc(BUF_ALIGN, (len + BUF_ALIGN - 1) / BUF_ALIGN * BUF_ALIGN);
-    size_t size = (size_t)1 << (class + CLASS_MIN_BITS);
-    struct free_buf *buf = pool[class];
+    void *buf = pop(&heap_pool[class]);
     if (!buf)
-        return aligned_alloc(BUF_ALIGN, size);
-    pool[class] = buf->next;
-    pooled -= size;
+        return aligned_alloc(BUF_ALIGN, class_len(class));
+    pooled -= class_len(class);
     return buf;
+}
+
+void *buf_get(size_t len)
+{
+    unsigned class = class_of(len);
+    void *buf = NULL;
+
+    if (class < CLASSES)
+        buf = pop(&fixed_pool[class]);
+    if (!buf && class < CLASSES)
+        buf = arena_get(class_len(class));
+    return buf ? buf : buf_get_kept(len);
 }
 
 void buf_put(void *buf, size_t len)
 {
     unsigned class = class_of(len);
-    struct free_buf *f = buf;
 
     if (!buf)
         return;
-    if (class >= CLASSES || pooled + ((size_t)1 << (class + CLASS_MIN_BITS)) > POOL_LEN) {
+    if (in_region(buf)) {
+        DEBUG_CHECK(in_arena(buf));
+        if (in_arena(buf)) /* of another thread, which may have ended: lost until then */
+            push(&fixed_pool[class], buf);
+    } else if (class >= CLASSES || pooled + class_len(class) > POOL_LEN) {
         free(buf);
-        return;
+    } else {
+        push(&heap_pool[class], buf);
+        pooled += class_len(class);
     }
-    f->next = pool[class];
-    pool[class] = f;
-    pooled += (size_t)1 << (class + CLASS_MIN_BITS);
 }
 
 void buf_pool_trim(void)
 {
     for (unsigned i = 0; i < CLASSES; i++) {
-        while (pool[i]) {
-            struct free_buf *f = pool[i];
-
-            pool[i] = f->next;
-            free(f);
-        }
+        for (void *buf; (buf = pop(&heap_pool[i]));)
+            free(buf);
     }
     pooled = 0;
 }

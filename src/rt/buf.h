@@ -1,5 +1,6 @@
 /*
- * Aligned buffers from per-reactor pools, and iterators over iovecs.
+ * Aligned buffers from per-reactor pools, and iterators over iovecs. A buffer is given back on the
+ * thread it was got on.
  *
  * Every pooled buffer is aligned to BUF_ALIGN. Size classes are powers of two from 4 KiB to
  * 2 MiB; larger requests are served by the heap. A pool keeps a bounded number of free buffers.
@@ -17,9 +18,12 @@
 
 /* An aligned buffer of at least len bytes, content undefined; NULL when memory is out. */
 void *buf_get(size_t len);
+/* The same for what is kept for long, or never read from or written to a file: it takes none of the
+ * memory that is registered for that. */
+void *buf_get_kept(size_t len);
 /* Gives it back; len as in buf_get. NULL is fine. */
 void buf_put(void *buf, size_t len);
-void buf_pool_trim(void);
+void buf_pool_trim(void); /* gives what is free and of the heap back to it */
 /* A read-only page range of zeroes, BUF_ZERO_LEN long, shared by all. */
 #define BUF_ZERO_LEN ((size_t)1 << 20)
 const void *buf_zeroes(void);

@@ -163,7 +163,12 @@ struct backend {
     /* Submits what is pending and takes what is done; if `wait`, sleeps until something is
      * done, the mailbox's descriptor is signalled, or the deadline has come. */
     void (*turn)(struct reactor *r, bool wait, uint64_t deadline);
+    /* Tells the kernel of memory that buffers will be cut from: the index-th piece, right behind
+     * the one before. 0 or -errno. May be NULL. */
+    int (*fix_buffers)(struct reactor *r, unsigned index, void *mem, size_t len);
 };
+#define ARENA_CHUNK_LEN ((size_t)2 << 20)
+#define ARENA_CHUNKS    8u
 extern const struct backend uring_backend, threads_backend, sim_backend;
 
 /* Letters of this turn to one reactor. */
@@ -195,6 +200,8 @@ bool on_valgrind(void);
 /* ---- reactor.c ---- */
 int reactor_run_sim(struct sim *sim, int (*fn)(void *arg), void *arg);
 struct co *reactor_new_co(co_fn *fn, void *arg); /* queued on this reactor */
+/* ---- buf.c ---- */
+void buf_arena_end(void); /* the reactor ends: its registered memory is nobody's */
 /* ---- timer.c ---- */
 uint64_t timers_next(const struct reactor *r); /* NO_DEADLINE if none */
 void timers_expire(struct reactor *r);

@@ -304,6 +304,7 @@ static void reactor_end(struct reactor *r)
     self = NULL;
     co_pool_trim();
     buf_pool_trim();
+    buf_arena_end();
 }
 
 /* The kernel, a seccomp filter or the build may lack io_uring: that is seen by trying. Valgrind

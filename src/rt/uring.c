@@ -17,6 +17,9 @@
 
 struct uring {
     struct io_uring ring;
+    const char *fixed; /* registered memory: chunk i is buffer i */
+    size_t fixed_len;
+    bool has_table;       /* of registered buffers */
     struct list deferred; /* requests the kernel had no room for */
 };
 
@@ -93,7 +96,36 @@ static void uring_fini(struct reactor *r)
     free(u);
 }
 
-static void prep_rw(struct io_uring_sqe *sqe, const struct io_req *req)
+static int uring_fix_buffers(struct reactor *r, unsigned index, void *mem, size_t len)
+{
+    struct uring *u = r->priv;
+    struct iovec iov = {mem, len};
+    __u64 tag = 0;
+    int rc = u->has_table ? 0 : io_uring_register_buffers_sparse(&u->ring, ARENA_CHUNKS);
+
+    if (rc < 0)
+        return rc; /* Linux before 5.19 */
+    u->has_table = true;
+    rc = io_uring_register_buffers_update_tag(&u->ring, index, &iov, &tag, 1);
+    if (rc < 0)
+        return rc; /* most often the limit of locked memory */
+    if (index == 0)
+        u->fixed = mem;
+    u->fixed_len = index * ARENA_CHUNK_LEN + len;
+    return 0;
+}
+
+/* -1: the memory is not registered, or not in one piece. */
+static inline int fixed_index(const struct uring *u, const void *mem, size_t len)
+{
+    size_t at = (uintptr_t)mem - (uintptr_t)u->fixed;
+
+    if (at >= u->fixed_len || at % ARENA_CHUNK_LEN + len > ARENA_CHUNK_LEN)
+        return -1;
+    return (int)(at / ARENA_CHUNK_LEN);
+}
+
+static void prep_rw(const struct uring *u, struct io_uring_sqe *sqe, const struct io_req *req)
 {
     const struct iovec *iov = req->ptr;
     bool read = req->kind == IO_READV;
@@ -101,8 +133,13 @@ static void prep_rw(struct io_uring_sqe *sqe, const struct io_req *req)
     if (req->nr == 1) {
         unsigned len = (unsigned)MIN(iov->iov_len, (size_t)INT32_MAX & ~4095ul);
 
-        io_uring_prep_rw(read ? IORING_OP_READ : IORING_OP_WRITE, sqe, req->fd, iov->iov_base, len,
-                         req->off);
+        int fixed = fixed_index(u, iov->iov_base, len);
+        int op = read ? IORING_OP_READ : IORING_OP_WRITE;
+
+        if (fixed >= 0)
+            op = read ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED;
+        io_uring_prep_rw(op, sqe, req->fd, iov->iov_base, len, req->off);
+        sqe->buf_index = (uint16_t)MAX(fixed, 0);
     } else {
         io_uring_prep_rw(read ? IORING_OP_READV : IORING_OP_WRITEV, sqe, req->fd, iov, req->nr,
                          req->off);
@@ -110,14 +147,14 @@ static void prep_rw(struct io_uring_sqe *sqe, const struct io_req *req)
     sqe->rw_flags = req->flags;
 }
 
-static void prep(struct io_uring_sqe *sqe, const struct io_req *req)
+static void prep(const struct uring *u, struct io_uring_sqe *sqe, const struct io_req *req)
 {
     void *ptr = (void *)(uintptr_t)req->ptr;
 
     switch (req->kind) {
     case IO_READV:
     case IO_WRITEV:
-        prep_rw(sqe, req);
+        prep_rw(u, sqe, req);
         break;
     case IO_FSYNC:
         io_uring_prep_fsync(sqe, req->fd, req->flags ? IORING_FSYNC_DATASYNC : 0);
@@ -155,7 +192,7 @@ static void uring_submit(struct reactor *r, struct io_req *req)
         return;
     }
     list_init(&req->link);
-    prep(sqe, req);
+    prep(u, sqe, req);
     io_uring_sqe_set_data(sqe, req);
 }
 
@@ -168,7 +205,7 @@ static void submit_deferred(struct uring *u)
         if (!sqe)
             break;
         list_remove(&req->link);
-        prep(sqe, req);
+        prep(u, sqe, req);
         io_uring_sqe_set_data(sqe, req);
     }
 }
@@ -253,5 +290,6 @@ const struct backend uring_backend = {
     .fini = uring_fini,
     .submit = uring_submit,
     .cancel = uring_cancel,
+    .fix_buffers = uring_fix_buffers,
     .turn = uring_turn,
 };

@@ -188,7 +188,7 @@ static struct nbd_conn *conn_new(struct nbd_server *server, int fd)
 
     if (!conn)
         return NULL;
-    conn->in.buf = buf_get(NBD_INPUT_LEN);
+    conn->in.buf = buf_get_kept(NBD_INPUT_LEN);
     if (!conn->in.buf) {
         free(conn);
         return NULL;
