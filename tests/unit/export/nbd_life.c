@@ -359,6 +359,37 @@ CO_TEST(a_host_that_does_not_exist_is_an_error)
     CHECK(strstr(err.text, "256.256.256.256.invalid"));
 }
 
+/* ---- several connections ---- */
+
+/* What CAN_MULTI_CONN promises. */
+CO_TEST(a_flush_covers_what_was_answered_on_all_connections)
+{
+    struct blk_crash_report report;
+    struct client clients[4];
+    struct blk *crash, *after;
+    uint8_t buf[4096];
+    struct rig rig;
+
+    CHECK_EQ(blk_crash_new(LEN, &crash), 0);
+    rig_start_on(&rig, crash, NULL);
+    for (unsigned i = 0; i < ARRAY_SIZE(clients); i++) {
+        client_enter(&clients[i], rig.server, "disk", true);
+        CHECK(clients[i].flags & NBD_FLAG_CAN_MULTI_CONN);
+        memset(buf, 'a' + (int)i, sizeof(buf));
+        CHECK_EQ(client_do(&clients[i], NBD_CMD_WRITE, 0, i * MIB, sizeof(buf), buf), 0);
+    }
+    CHECK_EQ(client_do(&clients[2], NBD_CMD_FLUSH, 0, 0, 0, NULL), 0);
+    CHECK_EQ(blk_crash_cut(crash, test_seed(), &after, &report), 0);
+    CHECK_EQ(report.unflushed_sectors, 0);
+    for (unsigned i = 0; i < ARRAY_SIZE(clients); i++) {
+        CHECK_EQ(blk_read(after, i * MIB, buf, sizeof(buf)), 0);
+        CHECK(buf[0] == 'a' + i && buf[sizeof(buf) - 1] == 'a' + i);
+        client_close(&clients[i]);
+    }
+    blk_close(after);
+    rig_stop(&rig);
+}
+
 /* ---- stop ---- */
 
 SUSPENDS_UNCHECKED static int stop_server(void *arg)

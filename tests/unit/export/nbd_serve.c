@@ -1,8 +1,7 @@
 /*
- * A bare NBD server for tests: nbd-serve [-r] [-f FORMAT] [-x NAME] [-n CONNECTIONS] [-m BYTES]
- *                                        FILE SOCKET | FILE HOST PORT
- * Serves the file's chain as "" and NAME until SIGTERM or SIGINT, then stops gracefully. Prints the
- * address once it listens.
+ * A bare NBD server for tests: nbd-serve [-r] [-f FORMAT] [-x NAME] [-n CONNECTIONS] [-m BYTES] [-t
+ * THREADS] FILE SOCKET | FILE HOST PORT Serves the file's chain as "" and NAME until SIGTERM or
+ * SIGINT, then stops gracefully. Prints the address once it listens.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@ struct options {
     bool read_only;
     struct chain_opts chain;
     struct nbd_server_opts server;
+    unsigned threads;
 };
 
 static int fail(const struct err *err)
@@ -73,7 +73,10 @@ SUSPENDS_UNCHECKED static int run(void *arg)
 
     if (chain_open(o->file, &o->chain, &chain, &err) < 0)
         return fail(&err);
-    int status = serve(o, chain);
+    struct options with = *o;
+    with.server.reactors = reactors_new(o->threads);
+    int status = serve(&with, chain);
+    reactors_free(with.server.reactors);
     if (chain_close(chain, &err) < 0)
         return fail(&err);
     return status;
@@ -81,15 +84,16 @@ SUSPENDS_UNCHECKED static int run(void *arg)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.name = "disk"};
+    struct options o = {.name = "disk", .threads = 1};
     sigset_t set;
     int c;
 
-    while ((c = getopt(argc, argv, "rf:x:n:m:")) != -1) {
+    while ((c = getopt(argc, argv, "rf:x:n:m:t:")) != -1) {
         o.read_only |= c == 'r';
         o.chain.format = c == 'f' ? optarg : o.chain.format;
         o.name = c == 'x' ? optarg : o.name;
         o.server.max_connections = c == 'n' ? (unsigned)atoi(optarg) : o.server.max_connections;
+        o.threads = c == 't' ? (unsigned)atoi(optarg) : o.threads;
         o.server.buffer_bytes = c == 'm' ? strtoull(optarg, NULL, 0) : o.server.buffer_bytes;
     }
     if (argc - optind < 2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The NBD server against other people's clients, and block status against qemu-nbd's.
    nbd_tools.py NBD_SERVE"""
-import json, os, random, signal, subprocess, sys, time
+import json, os, random, shutil, signal, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'lib'))
 from proc import Failed, check, done, folder, need, qio, run
 
@@ -79,6 +79,8 @@ def raw_tests():
     size = 64 * MIB + 512
     random_file('a.raw', size)
     same_status('a.raw', 'raw', 'raw file with holes')
+    with Server('a.raw', 'raw', '-r') as uri: # multi-conn whether it can be written or not
+        assert json.loads(run('nbdinfo', '--no-content', '--json', uri))['exports'][0]['can_multi_conn']
     with Server('a.raw', 'raw') as uri:
         info = json.loads(run('nbdinfo', '--no-content', '--json', uri))['exports'][0]
         assert info['export-size'] == size and info['can_multi_conn'] and not info['is_read_only'], info
@@ -155,6 +157,29 @@ def qcow2_tests():
     print('ok qcow2 chain')
 
 
+def threads_tests():
+    """many connections, their sessions on one thread and on several"""
+    size = 64 * MIB
+    for threads in '1', '2', '4':
+        random_file('t.raw', size)
+        run('qemu-img', 'create', '-q', '-f', 'qcow2', 't-base.qcow2', str(size))
+        run('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', 't-base.qcow2', '-F', 'qcow2', 't.qcow2')
+        with Server('t.qcow2', 'qcow2', '-t', threads) as uri:
+            assert subprocess.run(['nbdinfo', '--can', 'multi-conn', uri]).returncode == 0
+            run('nbdcopy', '--connections=4', '--flush', 't.raw', uri)
+            run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 't.raw', uri)
+            run('nbdcopy', '--connections=8', uri, 't-copy.raw')
+            run('cmp', 't.raw', 't-copy.raw')
+            if shutil.which('fio') and 'nbd' in run('fio', '--enghelp').split():
+                run('fio', '--name=j', '--ioengine=nbd', '--uri=' + uri, '--rw=randwrite', '--bs=4k', '--iodepth=32',
+                    '--numjobs=4', '--thread', '--size=8m', '--offset_increment=16m', '--verify=crc32c',
+                    '--do_verify=1', '--fsync=64', '--output=fio.txt')
+            run('qemu-img', 'convert', '-n', '-f', 'raw', '-O', 'raw', 't.raw', uri)
+        check('t.qcow2')
+        run('qemu-img', 'compare', '-f', 'raw', '-F', 'qcow2', 't.raw', 't.qcow2')
+    print('ok threads')
+
+
 def stop_tests():
     """SIGTERM in the middle of a copy: the server ends in time, with 0, and the client sees an error"""
     random_file('big.raw', 256 * MIB)
@@ -173,6 +198,6 @@ def stop_tests():
 
 
 random.seed(int(os.environ.get('VARVE_SEED', '20261130')))
-for test in sys.argv[2:] or ('raw', 'little_memory', 'stop', 'qcow2'):
+for test in sys.argv[2:] or ('raw', 'little_memory', 'stop', 'threads', 'qcow2'):
     globals()[test + '_tests']()
 done('all NBD clients agree')
