@@ -68,7 +68,8 @@ def main_job(version, outside):
         start_filer(b[2], fresh=True)
         prepare(b[1], version)
         print('NFS ' + version, flush=True)
-        options = {'volume': 'p:100/vm-100-disk-0', 'seconds': 10 if LONG else 2, 'outside': outside, 'seed': SEED}
+        options = {'volume': 'p:100/vm-100-disk-0', 'size': (128 if LONG else 32) << 20, 'seconds': 10 if LONG else 2,
+                   'outside': outside, 'seed': SEED}
         lines = follow(b, b[1].spawn("python3 /root/main_job.py '%s'" % json.dumps(options), limit=1500), 1500)
         b[1].run('for f in /mnt/images/100/*.qcow2; do qemu-img check -q $f || exit; done', limit=120)
         rows = json.loads(lines[-1])

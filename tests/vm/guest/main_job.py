@@ -3,7 +3,7 @@ rollback, deletion under load, kill of the server, check.
 
   main_job.py OPTIONS-JSON    prints a line a step, the last line is JSON
 
-OPTIONS: volume, seconds (of load around each step), outside (what to ask of the bench, each under load: the bench sees a
+OPTIONS: volume, size (bytes), seconds (of load around each step), outside (what to ask of the bench, each under load: the bench sees a
 file /h/ask.NAME and answers with /h/did.NAME), seed.
 
 Every 4 KiB block that is written carries its number and a stamp that only rises, so any content can be judged: the disk
@@ -15,7 +15,7 @@ from nbdclient import Nbd
 
 SOCK = '/run/main-job.sock'
 MIB, BLOCK = 1 << 20, 4096
-SIZE = 64 * MIB
+SIZE = json.loads(sys.argv[1])['size']
 BLOCKS = SIZE // BLOCK
 WRITERS = 3
 
