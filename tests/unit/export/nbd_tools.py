@@ -166,9 +166,9 @@ def threads_tests():
         run('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', 't-base.qcow2', '-F', 'qcow2', 't.qcow2')
         with Server('t.qcow2', 'qcow2', '-t', threads) as uri:
             assert subprocess.run(['nbdinfo', '--can', 'multi-conn', uri]).returncode == 0
-            run('nbdcopy', '--connections=4', '--flush', 't.raw', uri)
+            run('nbdcopy', '--connections=4', '--threads=4', '--flush', 't.raw', uri)
             run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 't.raw', uri)
-            run('nbdcopy', '--connections=8', uri, 't-copy.raw')
+            run('nbdcopy', '--connections=8', '--threads=8', uri, 't-copy.raw')
             run('cmp', 't.raw', 't-copy.raw')
             if shutil.which('fio') and 'nbd' in run('fio', '--enghelp').split():
                 run('fio', '--name=j', '--ioengine=nbd', '--uri=' + uri, '--rw=randwrite', '--bs=4k', '--iodepth=32',
