@@ -108,7 +108,7 @@ static void set_first(const struct image *img, struct slice *s, const void *tabl
 }
 
 /* The smallest form that content can take; false: that is a table. */
-static bool set_small(struct image *img, struct slice *s, const void *content)
+static bool set_small(struct image *img, struct slice *s, const void *content, bool pack)
 {
     enum cluster_kind kind = CLUSTER_UNALLOCATED;
     enum slice_form form = compact_form(img, s->key, content, &kind);
@@ -117,8 +117,9 @@ static bool set_small(struct image *img, struct slice *s, const void *content)
         set_first(img, s, content, form, kind);
         return true;
     }
-    struct packed_slice *packed =
-        s->key & SLICE_REFCOUNT ? NULL : pack_slice(&img->hdr, content, slice_entries(img));
+    if (s->key & SLICE_REFCOUNT || !pack)
+        return false;
+    struct packed_slice *packed = pack_slice(&img->hdr, content, slice_entries(img));
     if (!packed)
         return false;
     s->packed = packed;
@@ -133,9 +134,11 @@ void cache_compact(struct image *img, struct slice *s)
     if (s->pins || s->form != SLICE_TABLE || s->state != SLICE_READY || !slice_is_clean(s) ||
         !list_empty(&s->dirty) || s->suspect || s->stays_table)
         return;
+    /* while half of the bound is left, what changed will not be unpacked for the next change */
+    bool pack = bound_left(img->cache.bound) < img->cache.bound->limit / 2;
     void *table = s->table;
-    if (!set_small(img, s, table)) {
-        s->stays_table = true;
+    if (!set_small(img, s, table, pack)) {
+        s->stays_table = pack;
         return;
     }
     free(table);
@@ -300,7 +303,7 @@ static int fill(struct image *img, struct slice *s, const void *content)
     enum slice_form form = compact_form(img, s->key, content, &kind);
 
     s->suspect = !(s->key & SLICE_REFCOUNT) && !is_sane(img, content, form);
-    if (!s->suspect && set_small(img, s, content))
+    if (!s->suspect && set_small(img, s, content, true))
         return 0;
     void *table = malloc(img->slice_bytes);
     if (!table)

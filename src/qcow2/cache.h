@@ -107,7 +107,8 @@ void cache_drop_all(struct image *img);
 int cache_expand(struct image *img, struct slice *slice);
 /* Bytes [off, off + len) of the table changed; flush.c will write them (L2 only). */
 void cache_mark_dirty(struct image *img, struct slice *slice, unsigned off, unsigned len);
-/* A clean slice that nobody pins gives up its table if it has a smaller form. */
+/* A clean slice that nobody pins gives up its table if it has a smaller form; a packed one only
+ * where memory is short. */
 void cache_compact(struct image *img, struct slice *slice);
 /* Where the slice lies in the file; 0: its table does not exist. */
 uint64_t cache_disk_off(const struct image *img, uint64_t key);

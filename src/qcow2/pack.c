@@ -30,13 +30,26 @@ struct packer {
 
 /* ---- what an entry is made of ---- */
 
-static bool has_value(const struct packer *pk, struct l2_entry e)
+/* l2_get() for a loop: packing is paid at each write-back of a slice. */
+static inline struct l2_entry entry_at(const struct packer *pk, unsigned index)
+{
+    uint64_t words[2] = {0};
+    size_t len = pk->hdr->l2_entry_size;
+
+    if (len == 16)
+        memcpy(words, (const char *)pk->table + (size_t)index * 16, 16);
+    else
+        memcpy(words, (const char *)pk->table + (size_t)index * 8, 8);
+    return (struct l2_entry){be64toh(words[0]), be64toh(words[1])};
+}
+
+static inline bool has_value(const struct packer *pk, struct l2_entry e)
 {
     return l2_is_compressed(e) || l2_host_off(e) ||
            (pk->keep_bitmaps && e.bits && e.bits != (uint64_t)UINT32_MAX << 32);
 }
 
-static uint64_t value_of(const struct packer *pk, struct l2_entry e)
+static inline uint64_t value_of(const struct packer *pk, struct l2_entry e)
 {
     unsigned sector_bits = pk->hdr->cluster_bits - 8;
 
@@ -48,7 +61,7 @@ static uint64_t value_of(const struct packer *pk, struct l2_entry e)
     return (word & ((1ull << off_bits) - 1)) << sector_bits | word >> off_bits;
 }
 
-static struct l2_entry item_of(const struct packer *pk, struct l2_entry e)
+static inline struct l2_entry item_of(const struct packer *pk, struct l2_entry e)
 {
     bool compressed = l2_is_compressed(e), host = compressed || l2_host_off(e);
 
@@ -59,16 +72,13 @@ static struct l2_entry item_of(const struct packer *pk, struct l2_entry e)
                              pk->keep_bitmaps ? 0 : e.bits};
 }
 
-static bool is_item(const struct packer *pk, unsigned i, struct l2_entry item)
+static inline bool is_item(const struct packer *pk, unsigned i, struct l2_entry item)
 {
     return pk->items[i].word == item.word && pk->items[i].bits == item.bits;
 }
 
-/* Number of the item, made if it is new; ITEMS_MAX: there is no room. */
-static unsigned find_item(struct packer *pk, struct l2_entry item)
+static unsigned search_item(struct packer *pk, struct l2_entry item)
 {
-    if (pk->last < pk->nr_items && is_item(pk, pk->last, item))
-        return pk->last; /* neighbours are mostly alike */
     for (unsigned i = 0; i < pk->nr_items; i++)
         if (is_item(pk, i, item))
             return pk->last = i;
@@ -78,7 +88,15 @@ static unsigned find_item(struct packer *pk, struct l2_entry item)
     return pk->last = pk->nr_items++;
 }
 
-static bool survey_entry(struct packer *pk, struct l2_entry e)
+/* Number of the item, made if it is new; ITEMS_MAX: there is no room. */
+static inline unsigned find_item(struct packer *pk, struct l2_entry item)
+{
+    if (pk->last < pk->nr_items && is_item(pk, pk->last, item))
+        return pk->last; /* neighbours are mostly alike */
+    return search_item(pk, item);
+}
+
+static inline bool survey_entry(struct packer *pk, struct l2_entry e)
 {
     struct l2_entry item = item_of(pk, e);
 
@@ -106,7 +124,7 @@ static bool survey_once(struct packer *pk)
     pk->max = 0;
     pk->wide_bitmaps = false;
     for (unsigned i = 0; i < pk->nr; i++)
-        if (!survey_entry(pk, l2_get(pk->hdr, pk->table, i)))
+        if (!survey_entry(pk, entry_at(pk, i)))
             return false;
     if (pk->max < pk->min)
         pk->min = pk->max = 0;
@@ -193,7 +211,7 @@ static void put_bits(uint8_t *array, size_t bit, uint64_t value)
 static void fill_entry(struct packer *pk, struct packed_slice *p, unsigned index, unsigned n)
 {
     uint8_t *at = (uint8_t *)p;
-    struct l2_entry e = l2_get(pk->hdr, pk->table, index), item = item_of(pk, e);
+    struct l2_entry e = entry_at(pk, index), item = item_of(pk, e);
 
     put_bits(at + p->codes, (size_t)index * p->code_bits, find_item(pk, item));
     if (!(item.word & PACKED_STORED))

@@ -6,10 +6,10 @@
 #include <time.h>
 #include "base/bits.h"
 #include "blk/blk.h"
-#include "chain/fmap.h"
+#include "chain/internal.h"
 #include "qcow2/internal.h"
+#include "rig.h"
 #include "rt/sim.h"
-#include "test.h"
 
 #define LOOKUPS 4000000u
 
@@ -17,7 +17,7 @@ static uint64_t now_ns(void)
 {
     struct timespec ts;
 
-    clock_gettime(CLOCK_MONOTONIC, &ts);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts); /* others may be at work */
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
@@ -106,9 +106,10 @@ SUSPENDS static void measure(const struct layout *l)
     uint64_t entries = l->create.virtual_len / img->hdr.cluster_size;
     printf("%-36s %5.2f MiB, %5.2f bytes an entry, resident %5.2f MiB, misses %llu, then %llu, "
            "%llu ns a lookup\n",
-           l->name, (double)img->cache.member.bytes / MIB, (double)img->cache.member.bytes / (double)entries,
-           (double)rss / MIB, (unsigned long long)misses,
-           (unsigned long long)(img->cache.misses - misses), (unsigned long long)(ns / LOOKUPS));
+           l->name, (double)img->cache.member.bytes / MIB,
+           (double)img->cache.member.bytes / (double)entries, (double)rss / MIB,
+           (unsigned long long)misses, (unsigned long long)(img->cache.misses - misses),
+           (unsigned long long)(ns / LOOKUPS));
     image_close(img, NULL);
 }
 
@@ -175,6 +176,47 @@ CO_TEST(packing)
     printf("packing a slice %llu ns, decoding it whole %llu ns (%llu)\n",
            (unsigned long long)ns[0] / 20000, (unsigned long long)ns[1] / 20000,
            (unsigned long long)sum % 10);
+}
+
+/* The same map, a number of layers: what a request pays to find its place. */
+SUSPENDS static void measure_depth(unsigned depth)
+{
+    static struct layer *layers[64];
+    static struct blk *mem[64];
+    struct layer_opts opts = {0};
+    struct chain *chain;
+    struct fmap_entry e;
+    uint64_t rng = 9, len = 4 * GIB;
+
+    for (unsigned i = 0; i < depth; i++) {
+        struct layout l = {.create = {.virtual_len = len, .prealloc = PREALLOC_METADATA},
+                           .percent = i + 1 == depth ? 100 : 5};
+        struct image *img;
+
+        CHECK_EQ(blk_mem_new(0, 512, &mem[i]), 0);
+        CHECK_EQ(image_create(mem[i], &l.create, NULL), 0);
+        CHECK_EQ(image_open(rig_borrow(mem[i]), &(struct image_opts){0}, &img, NULL), 0);
+        scatter(img, mem[i], &l);
+        image_close(img, NULL);
+        CHECK_EQ(layer_from_blk(mem[i], true, &opts, &layers[i], NULL), 0);
+    }
+    CHECK_EQ(chain_from_layers(layers, depth, 32 * MIB, &chain, NULL), 0);
+    CHECK_EQ(chain_preload(chain, &(bool){false}), 0);
+    uint64_t start = now_ns();
+    for (unsigned i = 0; i < LOOKUPS; i++)
+        CHECK_EQ(chain_resolve(chain, chain_top(chain), rng_below(&rng, len - 4096) & ~4095ull,
+                               4096, &e),
+                 0);
+    uint64_t ns = now_ns() - start;
+    printf("%2u layers: %llu ns a lookup, %5.2f MiB\n", depth, (unsigned long long)(ns / LOOKUPS),
+           (double)chain->bound.bytes / MIB);
+    CHECK_EQ(chain_close(chain, NULL), 0);
+}
+
+CO_TEST(depths)
+{
+    for (unsigned depth = 1; depth <= 64; depth *= 8)
+        measure_depth(depth);
 }
 
 TEST(flattened)

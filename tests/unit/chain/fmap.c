@@ -231,3 +231,113 @@ TEST(huge_forget_reaches_every_slice)
     CHECK(!fmap_lookup(&m->map, 300 * GIB, &got));
     model_free(m);
 }
+
+/* ---- what an extent is ---- */
+
+static bool insert(struct model *m, enum fmap_kind kind, unsigned slot, uint64_t off, uint64_t len,
+                   uint64_t host_off)
+{
+    struct fmap_entry e = {kind, slot, off, len, host_off};
+
+    return fmap_insert(&m->map, fmap_gen(&m->map, off), &e);
+}
+
+TEST(fragments_take_a_dozen_bytes)
+{
+    struct model *m = model_new(64 * MIB);
+    uint64_t nr = 64 * MIB / UNIT;
+
+    for (uint64_t i = 0; i < nr; i++) {
+        uint64_t at = i * 389 % nr;
+
+        CHECK(insert(m, FMAP_DATA, (unsigned)(at % SLOTS), at * UNIT, UNIT, GIB + at * 3 * UNIT));
+    }
+    CHECK(m->map.member.bytes < nr * 14);
+    for (uint64_t at = 0; at < nr; at++) {
+        struct fmap_entry e;
+
+        CHECK(fmap_lookup(&m->map, at * UNIT + 512, &e));
+        CHECK(e.slot == at % SLOTS && e.len == UNIT - 512);
+        CHECK_EQ(e.host_off, GIB + at * 3 * UNIT + 512);
+    }
+    model_free(m);
+}
+
+/* Rule (f): the layer reads what is compressed by guest offset; clusters of it are one extent. */
+TEST(compressed_extents_have_no_place)
+{
+    struct model *m = model_new(MIB);
+    struct fmap_entry e;
+
+    CHECK(insert(m, FMAP_COMPRESSED, 1, 0, 4 * UNIT, 12345));
+    CHECK(insert(m, FMAP_COMPRESSED, 1, 4 * UNIT, 4 * UNIT, 777));
+    CHECK(fmap_lookup(&m->map, UNIT, &e));
+    CHECK(e.kind == FMAP_COMPRESSED && e.len == 7 * UNIT && e.host_off == 0);
+    /* a write in place elsewhere does not make it data */
+    fmap_confirm(&m->map, 0, UNIT, 1, 12345 * UNIT);
+    CHECK(!fmap_lookup(&m->map, 0, &e));
+    model_free(m);
+}
+
+/* Rule (c): the end of a shorter layer is a kind of its own, and not of the lowest layer. */
+TEST(the_end_of_a_layer_is_not_a_hole)
+{
+    struct model *m = model_new(MIB);
+    struct fmap_entry e;
+
+    CHECK(insert(m, FMAP_HOLE, 4, 0, 4 * UNIT, 0));
+    CHECK(insert(m, FMAP_EOF, 1, 4 * UNIT, 4 * UNIT, 0));
+    CHECK(fmap_lookup(&m->map, 0, &e));
+    CHECK(e.kind == FMAP_HOLE && e.len == 4 * UNIT);
+    CHECK(fmap_lookup(&m->map, 4 * UNIT, &e));
+    CHECK(e.kind == FMAP_EOF && e.slot == 1);
+    fmap_forget(&m->map, 6 * UNIT, 1000 * TIB); /* it grew */
+    CHECK(fmap_lookup(&m->map, 5 * UNIT, &e) && e.len == UNIT);
+    CHECK(!fmap_lookup(&m->map, 6 * UNIT, &e));
+    model_free(m);
+}
+
+TEST(what_is_not_on_grains_is_not_kept)
+{
+    struct model *m = model_new(MIB);
+    struct fmap_entry e;
+
+    CHECK(!insert(m, FMAP_DATA, 1, 100, UNIT, 0));
+    CHECK(!insert(m, FMAP_DATA, 1, UNIT, UNIT, 100));
+    CHECK(!insert(m, FMAP_ZERO, 1, UNIT, 100, 0));
+    CHECK(!insert(m, FMAP_DATA, 1, UNIT, UNIT, 1ull << 56));
+    CHECK(!fmap_lookup(&m->map, UNIT, &e));
+    /* an end inside a grain: that grain is asked for again */
+    CHECK(insert(m, FMAP_DATA, 1, UNIT, UNIT + 100, (1ull << 56) - GIB));
+    CHECK(fmap_lookup(&m->map, UNIT + 3, &e));
+    CHECK(e.len == UNIT - 3 && e.host_off == (1ull << 56) - GIB + 3);
+    CHECK(!fmap_lookup(&m->map, 2 * UNIT, &e));
+    /* changes reach every grain that they touch */
+    fmap_forget(&m->map, UNIT + 700, 1);
+    CHECK(fmap_lookup(&m->map, UNIT, &e) && e.len == 512);
+    CHECK(!fmap_lookup(&m->map, UNIT + 512, &e));
+    CHECK(fmap_lookup(&m->map, UNIT + 1024, &e));
+    fmap_confirm(&m->map, UNIT + 1100, 100, 1, (1ull << 56) - GIB + 1100);
+    CHECK(!fmap_lookup(&m->map, UNIT + 1024, &e));
+    model_free(m);
+}
+
+TEST(a_layer_that_goes_takes_its_extents_wherever_they_are)
+{
+    struct model *m = model_new(8 * MIB);
+    struct fmap_entry e;
+
+    for (uint64_t i = 0; i < 2000; i++) /* in many slices */
+        CHECK(insert(m, FMAP_DATA, (unsigned)(i % SLOTS), i * 3 * MIB, UNIT, GIB + i * UNIT));
+    fmap_drop_layer(&m->map, 2);
+    CHECK(insert(m, FMAP_DATA, 3, 2 * 3 * MIB, UNIT, 0)); /* its place is free */
+    CHECK_EQ(fmap_add_layer(&m->map, 2), 0);
+    CHECK(insert(m, FMAP_DATA, 2, 7 * 3 * MIB, UNIT, 5 * UNIT));
+    for (uint64_t i = 0; i < 2000; i++) {
+        bool found = fmap_lookup(&m->map, i * 3 * MIB, &e);
+
+        CHECK_EQ(found, i % SLOTS != 2 || i == 2 || i == 7);
+        CHECK(i != 7 || e.host_off == 5 * UNIT);
+    }
+    model_free(m);
+}
