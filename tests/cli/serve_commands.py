@@ -97,6 +97,15 @@ def blockdev(s, top):
     with open(D + '/text', 'w') as t:
         t.write('no image' * 1000)
     refused(q, 'not a qcow2 image', 'blockdev-add', {'driver': 'qcow2', 'node-name': 'a', 'file': {'driver': 'file', 'filename': D + '/text'}})
+    for name, value in ('discard', 'keep'), ('detect-zeroes', 'maybe'):
+        refused(q, "Parameter '%s' does not accept value '%s'" % (name, value), 'blockdev-add',
+                {'driver': 'qcow2', 'node-name': 'a', 'file': f, name: value})
+    refused(q, 'use discard=unmap, or detect-zeroes=on', 'blockdev-add',
+            {'driver': 'qcow2', 'node-name': 'a', 'file': f, 'discard': 'ignore', 'detect-zeroes': 'unmap'})
+    for want in 'on', 'unmap', 'off':
+        s.add(ov, 'ov', **{'backing': None, 'detect-zeroes': want, 'discard': 'on', 'discard-no-unref': want == 'on'})
+        equal(s.nodes()[ov]['detect_zeroes'], want, 'detect_zeroes')
+        q.execute('blockdev-del', node_name='ov')
     s.add(ov, 'ov', backing=None, cache={'direct': True}, discard='unmap')
     refused(q, "Duplicate nodes with node-name='ov'", 'blockdev-add', {'driver': 'qcow2', 'node-name': 'ov', 'file': f})
     equal(s.nodes()[ov]['node-name'], 'ov', 'node name')
