@@ -4,7 +4,7 @@ What must hold: an LV that one host has exclusively cannot be activated, renamed
 -EBUSY; shared, it is extended only as such, and the other host has to refresh; without its lock manager a host changes
 nothing (-EAGAIN) and knows that what it reads may be half done.
 
-  lvm.py [PROGRAMS]     folder of vol_lvm_dm and lvm_prog (else beside $VARVE)
+  lvm.py [PROGRAMS] [--lockd]     folder of vol_lvm_dm and lvm_prog (else beside $VARVE); --lockd: the second part alone
 """
 import os, sys
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -14,7 +14,8 @@ from proc import VARVE
 
 MIB = 1 << 20
 VG = 'san'
-PROGRAMS = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(VARVE), '../../tests/unit/vol')
+WORDS = [a for a in sys.argv[1:] if a != '--lockd']
+PROGRAMS = WORDS[0] if WORDS else os.path.join(os.path.dirname(VARVE), '../../tests/unit/vol')
 
 
 def call(host, words, want=None, flags='-s'):
@@ -89,6 +90,32 @@ def shared(a, b):
         call(h, 'deactivate x')
 
 
+def hand_over(a, b):
+    """from one host to the other without a moment in which a third could have it"""
+    def holding(h):
+        return h.spawn('exec 5<>/dev/%s/x; echo; exec sleep 300' % VG, limit=300)
+
+    call(a, 'activate exclusive x')
+    one = holding(a)
+    call(a, 'activate shared x')
+    call(b, 'activate shared x')
+    two = holding(b)
+    b.wait_for('test "$(dmsetup info -c --noheadings -o open %s-x)" = 1' % VG)
+    print('  refused while both have it: %s' % call(b, 'activate exclusive x', 'EBUSY').strip())
+    print('  refused while it is open: %s' % call(a, 'deactivate x', 'EBUSY').strip())
+    one.stop()
+    one.wait(None)
+    call(a, 'deactivate x')
+    call(b, 'activate exclusive x')
+    for words in ('activate shared x', 'activate exclusive x'):
+        call(a, words, 'EBUSY')
+    call(b, 'extend x %d' % (20 * MIB))
+    check('extended by the new owner', length(b, 'x'), 20 * MIB)
+    two.stop()
+    two.wait(None)
+    call(b, 'deactivate x')
+
+
 def no_lock_manager(a, b):
     b.run('vgchange --lock-stop %s' % VG)
     print('  refused without a lockspace: %s' % call(b, 'create z %d no' % MIB, 'EAGAIN').strip())
@@ -108,12 +135,12 @@ def lock_managers():
         b[1].run('pvcreate -q /dev/bench/san; vgcreate -q --shared %s /dev/bench/san' % VG, limit=120)
         # without udev the node of the VG's lock volume appears only when the first of these ends
         b[2].run('vgchange --lock-start %s; vgchange --lock-start %s' % (VG, VG), limit=120)
-        for part in (exclusive, shared, no_lock_manager):
+        for part in (exclusive, shared, hand_over, no_lock_manager):
             part(b[1], b[2])
             print('ok %s' % part.__name__)
         b[1].run('vgchange --lock-stop %s' % VG, rc=None)
 
 
-if "--lockd" not in sys.argv:
+if '--lockd' not in sys.argv:
     real_devices()
 lock_managers()
