@@ -14,7 +14,7 @@ extern const struct command command_create, command_import, command_snapshot, co
 /* derive.c */
 extern const struct command command_clone, command_template;
 /* relocate.c */
-extern const struct command command_rename;
+extern const struct command command_rename, command_move;
 /* job_cmd.c */
 extern const struct command command_job_list, command_job_pause, command_job_resume,
     command_job_cancel, command_job_set_speed;

@@ -24,6 +24,7 @@ const struct command *const commands[] = {
     &command_clone,
     &command_template,
     &command_rename,
+    &command_move,
     &command_serve,
     &command_stats,
     &command_job_list,

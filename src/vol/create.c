@@ -208,6 +208,19 @@ int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err)
     return rc < 0 ? rc : close_rc;
 }
 
+int new_image_fill(struct op *op, const char *tmp, const char *format, struct chain *src,
+                   struct err *err)
+{
+    struct vol_create_opts opts = {.extended_l2 = -1};
+    struct new_volume nv = {.op = op, .format = format, .tmp = strdup(tmp)};
+    int rc = nv.tmp ? fill_opts(&nv, &opts, err) : err_set(err, -ENOMEM, "out of memory");
+
+    if (rc == 0)
+        rc = new_volume_fill(&nv, src, err);
+    new_volume_fini(&nv);
+    return rc;
+}
+
 int new_volume_publish(struct new_volume *nv, struct err *err)
 {
     int rc = chmod(nv->tmp, NEW_MODE) < 0

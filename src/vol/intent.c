@@ -305,6 +305,26 @@ static int load_one(char *path, bool claim, struct intent **ret, struct err *err
     return gone ? 0 : rc;
 }
 
+int intent_claim(const char *images, const char *id, struct intent **ret, bool *ret_live,
+                 struct err *err)
+{
+    struct intent *in = NULL;
+    char *path = NULL;
+
+    *ret = NULL;
+    *ret_live = false;
+    if (strchr(id, '/'))
+        return err_set(err, -EUCLEAN, "the intent is damaged");
+    if (asprintf(&path, "%s/" OWN_DIR "/intent-%s.json", images, id) < 0)
+        return err_set(err, -ENOMEM, "out of memory");
+    int rc = load_one(path, true, &in, err);
+    *ret_live = in && in->fd < 0;
+    if (*ret_live)
+        intent_leave(TAKE_PTR(in));
+    *ret = in;
+    return rc;
+}
+
 /* A file left from between creating and naming an intent: nothing was done under it. */
 static void drop_unnamed(char *path)
 {

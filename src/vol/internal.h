@@ -180,6 +180,9 @@ struct intents {
 };
 int intents_load(const char *images, bool claim, struct intents *ret, struct err *err);
 void intents_fini(struct intents *list);
+/* One by its id. *ret NULL: it is not there, or *ret_live: its operation runs. */
+int intent_claim(const char *images, const char *id, struct intent **ret, bool *ret_live,
+                 struct err *err);
 const char *intent_op(const struct intent *intent);
 /* Is the volume one of {"vols": [{"vmid", "stem"}, ...]}? */
 bool intent_concerns(const struct intent *intent, const char *vmid, const char *stem);
@@ -368,6 +371,8 @@ SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool,
                              struct intent *intent, bool long_too, bool *ret_left, struct err *err);
 SUSPENDS int rename_recover(const struct vol_ctx *ctx, const char *images, struct intent *intent,
                             struct err *err);
+SUSPENDS int move_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                          struct intent *intent, struct err *err);
 SUSPENDS int template_recover(const char *images, struct intent *intent, struct err *err);
 /* create, import, clone, repair: drops the temporary file */
 int create_recover(const char *images, struct intent *intent, struct err *err);

@@ -74,6 +74,8 @@ SUSPENDS static int dispatch(const struct recovery *r, struct intent *in, bool *
         return destroy_recover(r->ctx, r->pool, r->images, in, r->long_too, ret_left, err);
     if (strcmp(op, "rename") == 0)
         return rename_recover(r->ctx, r->images, in, err);
+    if (strcmp(op, "move-in") == 0 || strcmp(op, "move-out") == 0)
+        return move_recover(r->ctx, r->pool, r->images, in, err);
     if (strcmp(op, "template") == 0)
         return template_recover(r->images, in, err);
     if (strcmp(op, "create") == 0 || strcmp(op, "clone") == 0 || strcmp(op, "repair") == 0)

@@ -156,6 +156,13 @@ SUSPENDS int vol_template(const struct vol_ctx *ctx, const struct vol_name *name
 /* With all its snapshots, within its storage; also to another guest. */
 SUSPENDS int vol_rename(const struct vol_ctx *ctx, const struct vol_name *name,
                         const struct vol_name *new, struct err *err);
+/* To another storage, with all its snapshots, under the same name; the source stays unless it is to
+ * be deleted. flatten: what it stands on outside of itself is copied into it. */
+struct vol_move_opts {
+    bool delete, flatten;
+};
+SUSPENDS int vol_move(const struct vol_ctx *ctx, const struct vol_name *name, const char *pool,
+                      const struct vol_move_opts *opts, struct err *err);
 SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t len,
                         bool relative, struct err *err);
 /* Before a volume's files are opened by name: waits for operations on it, finishes what such have

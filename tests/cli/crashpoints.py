@@ -2,9 +2,10 @@
 pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
 import collections, os, sys
 from volmodel import MIB, Pool, sha, short
-from proc import Failed, LONG, done, folder
+from proc import Failed, LONG, SEED, done, folder
 
 BASE = folder()
+NAMES = [a for a in sys.argv[1:] if a != 'all']
 
 
 def points(path):
@@ -26,6 +27,7 @@ def thin(list_):
 def recover(pool, how, vols):
     """by pool check, or by an operation: any will do, here one that changes nothing but a size"""
     names = [pool.name] + ([pool.other] if pool.other else [])
+    vols = [v for v in vols if '/base-' not in v]
     if how % 2 == 0 or not vols:
         for name in names if how % 4 else reversed(names):
             pool.varve('pool', 'check', name, '--repair')
@@ -97,10 +99,10 @@ def kill_at(template, argv, model, point, nr):
         raise Failed('killed at %s: left behind: %s' % (name, pool.hidden()))
 
 
-def run_scenario(f):
+def run_scenario(f, parts):
     home = os.path.join(BASE, f.__name__)
     os.makedirs(home)
-    pool = Pool(home)
+    pool = Pool(home, other='q' if f.__name__.startswith('move') else None)
     argv, model = f(pool)
     if argv[0] != 'pool':
         pool.verify()
@@ -113,19 +115,20 @@ def run_scenario(f):
     if whole.hidden():
         raise Failed('%s left behind: %s' % (f.__name__, whole.hidden()))
     todo = thin(points(listing))
-    for nr, point in enumerate(todo):
+    kills = [p for nr, p in enumerate(todo) if nr % parts == SEED % parts]
+    for nr, point in enumerate(kills):
         kill_at(pool, argv, model, point, nr)
-    print('%-24s killed at %d points' % (f.__name__, len(todo)), flush=True)
-    if not todo:
+    print('%-24s killed at %d of %d points' % (f.__name__, len(kills), len(todo)), flush=True)
+    if not kills:
         raise Failed('%s: too few crash points' % f.__name__)
 
 
-def run_all(scenarios):
-    """all of them, or those named on the command line"""
+def run_all(scenarios, parts=1):
+    """all of them, or those named on the command line; a part of the steps unless `all` is given, by VARVE_SEED"""
     for s in scenarios:
-        if len(sys.argv) < 2 or s.__name__ in sys.argv[1:]:
+        if not NAMES or s.__name__ in NAMES:
             try:
-                run_scenario(s)
+                run_scenario(s, 1 if LONG or 'all' in sys.argv else parts)
             except Failed as e:
                 raise Failed('%s: %s' % (s.__name__, e))
     done('ok')

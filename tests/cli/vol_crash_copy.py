@@ -1,4 +1,7 @@
-"""kill -9 at every step of what makes volumes from others, renames and moves them; see crashpoints.py."""
+"""kill -9 at the steps of what makes volumes from others, renames and moves them; see crashpoints.py.
+
+  vol_crash_copy.py [all] [SCENARIO ...]     all: at every step; else at every fourth, by VARVE_SEED
+"""
 from volmodel import MIB, based
 from crashpoints import run_all
 from proc import need
@@ -95,4 +98,40 @@ def rename_clone_of_raw(pool):
     return ['rename', pool.id(C), 'free'], lambda p: p.vols.update({'free': p.vols.pop(C)})
 
 
-run_all(SCENARIOS)
+def two_pools(pool):
+    pool.create('q:' + W, MIB)
+
+
+@scenario
+def move(pool):
+    tree(pool)
+    two_pools(pool)
+    return ['move', pool.id(V), 'q:'], lambda p: p.vols.update({'q:' + V: dict(p.vols[V])})
+
+
+@scenario
+def move_delete(pool):
+    tree(pool, V, '.raw')
+    two_pools(pool)
+    return ['move', pool.id(V), 'q:', '--delete'], lambda p: p.vols.update({'q:' + V: p.vols.pop(V)})
+
+
+@scenario
+def move_clone(pool):
+    b = base(pool)
+    pool.move(b)
+    pool.clone(b, None, C)
+    pool.snapshot(C, 's1')
+    two_pools(pool)
+    return ['move', pool.id(C), 'q:', '--delete'], lambda p: p.vols.update({'q:' + C: p.vols.pop(C)})
+
+
+@scenario
+def move_flatten(pool):
+    b = base(pool)
+    pool.clone(b, None, C)
+    two_pools(pool)
+    return ['move', pool.id(C), 'q:', '--delete', '--flatten'], lambda p: p.vols.update({'q:' + C: p.vols.pop(C)})
+
+
+run_all(SCENARIOS, 4)

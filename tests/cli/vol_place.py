@@ -113,7 +113,103 @@ def rename_clones():
     refused(p, 'destroy', p.id(v), text='c.qcow2@s1')
 
 
-TESTS = [rename, rename_clones]
+def move():
+    p = fresh('move', other='q')
+    tree(p, V)
+    tree(p, 'data', '.raw')
+    for vol in V, 'data':
+        age(p, vol)
+        was = shape(p, vol)
+        before = digest(p)
+        p.varve('move', p.id(vol), 'q:', '--delete', '--dry-run')
+        if digest(p) != before:
+            raise Failed('--dry-run moved')
+        to = p.move(vol)                       # a copy
+        p.verify()
+        if shape(p, to) != was:
+            raise Failed('moving has changed\n%s to\n%s' % (was, shape(p, to)))
+        for s in p.vols[vol]:
+            if backing(p, vol, s) != backing(p, to, s):
+                raise Failed('%s: the backing name became %s' % (s, backing(p, to, s)))
+            used = [os.stat(p.file(v, s)).st_blocks * 512 for v in (vol, to)]
+            if used[1] > used[0] + MIB:
+                raise Failed('%s takes %d bytes, %d before: not its own data alone' % (s, used[1], used[0]))
+        refused(p, 'move', p.id(vol), 'q:', text='exists')
+        p.destroy(to)
+        p.move(vol, '--delete')
+        p.verify()
+        if shape(p, to) != was:
+            raise Failed('moving has changed\n%s to\n%s' % (was, shape(p, to)))
+        p.move(to, '--delete')
+        p.verify()
+    if os.path.exists(os.path.join(p.roots['q:'], '100')):
+        raise Failed('the old guest\'s directory is left')
+    for args in ([p.id(V), 'p:'], [p.id(V), 'none:'], [p.id('none'), 'q:'], [p.id(V, 's1'), 'q:'], [p.id(V), 'q:x']):
+        refused(p, 'move', *args)
+    s = Served(p, V)
+    refused(p, 'move', p.id(V), 'q:', text='served', same=False)
+    s.stop()
+    os.makedirs(os.path.join(p.roots['q:'], '100'))
+    with open(os.path.join(p.roots['q:'], '100', 'snap-s1-vm-100-disk-0.qcow2'), 'wb') as f, open(p.file(V, 's1'), 'rb') as g:
+        f.write(g.read())
+    refused(p, 'move', p.id(V), 'q:', '--delete', text='vm-100-disk-0')
+    os.unlink(os.path.join(p.roots['q:'], '100', 'snap-s1-vm-100-disk-0.qcow2'))
+    out = json.loads(p.varve('move', p.id(V), 'q:', '--delete', '--json'))
+    if 'q:%s.qcow2 and 3 snapshots moved' % V not in out['messages']:
+        raise Failed('what move says: %s' % out)
+
+
+def move_clones():
+    p = fresh('move-clones', other='q')
+    p.create('q:x', MIB)
+    p.create(V, 8 * MIB)
+    p.write(V, 0, 2 * MIB, 1)
+    v = p.template(V)
+    p.clone(v, None, C)
+    p.write(C, MIB, 65536, 2)
+    p.snapshot(C, 's1')
+    p.write(C, 2 * MIB, 65536, 3)
+    p.clone(C, 's1', D)
+    p.write(D, 3 * MIB, 65536, 4)
+    refused(p, 'move', p.id(C), 'q:', text='--flatten')
+    refused(p, 'move', p.id(v), 'q:', '--delete', text='vm-101-disk-0')
+    refused(p, 'move', p.id(C), 'q:', '--delete', text='vm-102-disk-0')
+    # flattened: what it stands on is in it
+    to = p.move(C, '--flatten')
+    p.verify()
+    if backing(p, to, 's1') or backing(p, to) != 'snap-s1-vm-101-disk-0.qcow2':
+        raise Failed('flattened, it stands on %s' % backing(p, to, 's1'))
+    p.destroy(to)
+    # with its base there, clone and clone of the clone are moved as they are
+    p.move(v)
+    if stat.S_IMODE(os.stat(p.file(moved(p, v))).st_mode) != 0o444:
+        raise Failed('the moved base image can be written to')
+    refused(p, 'move', p.id(D), 'q:', text='--flatten')
+    p.move(C)
+    p.move(D, '--delete')
+    p.verify()
+    if info(p, 'q:' + C)['id'] != 'q:100/base-100-disk-0.qcow2/%s.qcow2' % C:
+        raise Failed('the moved clone is called ' + info(p, 'q:' + C)['id'])
+    if backing(p, 'q:' + D) != '../101/snap-s1-vm-101-disk-0.qcow2':
+        raise Failed('the moved clone stands on ' + backing(p, 'q:' + D))
+    refused(p, 'destroy', 'q:' + v, text='vm-101-disk-0')
+    refused(p, 'destroy', 'q:%s@s1' % C, text='vm-102-disk-0')
+    p.destroy('q:' + D)
+    p.destroy('q:' + C)
+    # another image under the base image's name
+    p.destroy('q:' + v)
+    p.create('q:' + V, 8 * MIB)
+    p.write('q:' + V, 0, 2 * MIB, 1)
+    p.write('q:' + V, 2 * MIB - 512, 512, 9)
+    p.template('q:' + V)
+    refused(p, 'move', p.id(C), 'q:', '--delete', text='differ')
+    p.verify()
+    p.move(C, '--delete', '--flatten')
+    p.verify()
+    p.destroy(v)
+
+
+TESTS = [rename, rename_clones, move, move_clones]
 for test in TESTS:
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         t = time.monotonic()
