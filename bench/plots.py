@@ -63,7 +63,8 @@ def curves(p, title, series, ylabel, xs):
         p.line(80, y(most * f), 600, y(most * f), '#ddd')
         p.text(76, y(most * f) + 4, '%.0f' % (most * f) if most > 10 else '%.2f' % (most * f), 'end', 9)
     for i, label in enumerate(xs):
-        p.text(x(i), top + height + 14, str(label), 'middle', 10)
+        if len(xs) < 10 or i % 2:
+            p.text(x(i), top + height + 14, str(label), 'middle', 10)
     for k, (name, pts) in enumerate(series):
         color = COLORS[k % len(COLORS)]
         p.out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (color, ' '.join('%.1f,%.1f' % (x(i), y(v)) for i, v in pts)))

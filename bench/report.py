@@ -150,7 +150,7 @@ def profile_tables(profiles):
     if not profiles:
         return []
     loads = list(dict.fromkeys(k for p in profiles for k in p['loads']))
-    lines = ['## Instructions a request', '', 'callgrind, user code of the server only: the difference between a long and a short run (`bench/profile.py`).', '',
+    lines = ['## Instructions a request', '', 'callgrind, user code of the server only: the difference between a long and a short run (`bench/profile.py`; under valgrind threads stand in for io_uring).', '',
              '| load | %s |' % ' | '.join(p['label'] for p in profiles), '|---|%s' % ('---:|' * len(profiles))]
     for k in loads:
         lines.append('| %s | %s |' % (k, ' | '.join(num(p['loads'].get(k, {}).get('instructions')) for p in profiles)))

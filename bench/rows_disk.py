@@ -108,7 +108,7 @@ def internal_row(ctx):
         return out
     loads = [Load('randread d32')] + [l for l in first_loads(ctx.size, 0) if l.args['depth'] != 1]
     last = ctx.size // 8
-    return Row('internal', 'snapshot outside and inside', build,
+    return Row('internal', 'one snapshot', build,
                loads + [Load('prep', 'prep', rw='randwrite', once=True, secs=0, **{'from': 7 * last}, span=min(last, 64 * MIB)),
                         Load('randwrite d32', rw='randwrite', **{'from': 7 * last}, span=min(last, 64 * MIB))], True, room=8 * ctx.size)
 
