@@ -22,9 +22,11 @@
 #define CLASS_MAX_BITS 21u
 #define CLASSES        (CLASS_MAX_BITS - CLASS_MIN_BITS + 1)
 #ifdef HAVE_ASAN
-#define POOL_LEN ((size_t)0)
+#define POOL_LEN  ((size_t)0)
+#define HAS_ARENA false
 #else
-#define POOL_LEN ((size_t)8 << 20)
+#define HAS_ARENA true
+#define POOL_LEN  ((size_t)8 << 20)
 #endif
 
 struct free_buf {
@@ -92,10 +94,9 @@ static bool add_chunk(struct reactor *r)
 
 static void *arena_get(size_t size)
 {
-#ifndef HAVE_ASAN
     struct reactor *r = reactor_self();
 
-    if (arena.full || !r || !r->backend->fix_buffers)
+    if (!HAS_ARENA || arena.full || !r || !r->backend->fix_buffers)
         return NULL;
     if (arena.end - arena.next < size && !add_chunk(r)) {
         arena.full = true;
@@ -103,9 +104,6 @@ static void *arena_get(size_t size)
     }
     arena.next += size;
     return arena.base + arena.next - size;
-#else
-    return NULL;
-#endif
 }
 
 void buf_arena_end(void)
