@@ -126,6 +126,7 @@ struct image {
     struct recover_view *view; /* read-only: what a killed process's journal lays over; owned */
     uint64_t old_seq;          /* records below were there at the last image_write_back_old */
     bool was_unwritten;        /* something else was */
+    uint64_t old_run;          /* the last flush run that had begun then */
     struct wait_queue journal_room;
 
     struct image_stats stats;

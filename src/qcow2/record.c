@@ -116,10 +116,19 @@ void record_trim(struct image *img, uint64_t seq)
     wait_queue_wake_all(&img->journal_room);
 }
 
+/* A flush that began behind the last call is done, or will be: nothing is as old as that. A guest
+ * that flushes often enough takes no flush more. */
+static bool is_flushed_since(const struct image *img)
+{
+    return img->flush_started > img->old_run && (img->flush_running || img->flush_rc == 0);
+}
+
 /* Something that was there at the last call still is. With a journal data counts too: what was
  * answered survives power loss as well, once it is old enough. */
 static bool has_old(const struct image *img)
 {
+    if (is_flushed_since(img))
+        return false;
     if (img->ack.is_on && journal_oldest(img->ack.journal) < img->old_seq)
         return true;
     return img->was_unwritten && (image_is_unwritten(img) || (img->ack.is_on && img->unflushed));
@@ -134,6 +143,7 @@ int image_write_back_old(struct image *img)
     if (has_old(img))
         rc = image_write_back(img);
     img->old_seq = img->ack.is_on ? journal_next(img->ack.journal) : 0;
+    img->old_run = img->flush_started;
     img->was_unwritten = image_is_unwritten(img) || img->unflushed;
     return rc;
 }

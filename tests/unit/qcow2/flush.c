@@ -59,6 +59,21 @@ CO_TEST(flushes_at_once_share_device_flushes)
 }
 
 /* A write that ends while a flush runs is not covered by it: the next flush reaches the device. */
+CO_TEST(a_guest_that_flushes_takes_no_flush_more)
+{
+    start();
+    CHECK_EQ(engine_write(&e, 0, 65536, 1, 0, NULL), 0);
+    CHECK_EQ(image_write_back_old(e.img), 0); /* notes what is there */
+    CHECK_EQ(image_flush(e.img), 0);
+    CHECK_EQ(engine_write(&e, 1 * MIB, 65536, 1, 0, NULL), 0);
+    uint64_t n = flushes();
+    CHECK_EQ(image_write_back_old(e.img), 0); /* what is there now was not */
+    CHECK_EQ(flushes(), n);
+    CHECK_EQ(image_write_back_old(e.img), 0);
+    CHECK_EQ(flushes(), n + 2);
+    engine_end(&e);
+}
+
 CO_TEST(a_write_behind_a_running_flush_is_flushed_again)
 {
     struct co_group group;
