@@ -52,6 +52,21 @@ def file_systems(b):
           '&& mkfs.ext4 -q /dev/vg/lv && vgchange -q -an vg', limit=120)
 
 
+def clock(b):
+    """a guest's seconds are the host's: its own measure of a busy host's processor would be off by a factor"""
+    def now():
+        b[1].run('true')
+        begin = time.monotonic()
+        guest = float(b[1].run('cut -d" " -f1 /proc/uptime'))
+        return guest, begin, time.monotonic()
+    first = now()
+    time.sleep(4)
+    last = now()
+    passed = last[0] - first[0]
+    if not last[1] - first[2] - .2 < passed < last[2] - first[1] + .2:
+        raise Failed('the guest counted %.2f s, the host %.2f to %.2f' % (passed, last[1] - first[2], last[2] - first[1]))
+
+
 def network(b):
     b[1].wait_for('ping -c 1 -W 2 host2')
     b.cut(1, 2)
@@ -77,7 +92,7 @@ def main():
     begin = time.monotonic()
     with Bench(hosts=2, san=64 << 20, scratch=128 << 20) as b:
         print('two hosts after %.1f s' % (time.monotonic() - begin), flush=True)
-        for step in (commands, programs, file_systems, network, power):
+        for step in (commands, programs, clock, file_systems, network, power):
             step(b)
             print('%s after %.1f s' % (step.__name__, time.monotonic() - begin), flush=True)
         pids, folder = [h.p.pid for h in b if h.p], b.folder

@@ -121,7 +121,8 @@ class Host:
         args = ['-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot', '-M', 'q35', '-accel', ACCEL, '-cpu', cpu,
                 '-smp', '1', '-m', str(b.memory), '-rtc', 'base=utc,clock=host', '-serial', 'file:%s/console%d' % (path, self.boots),
                 '-kernel', b.root + '/kernel', '-initrd', b.root + '/ram-disk', '-append',
-                'console=ttyS0 quiet panic=-1 oops=panic tsc=reliable mitigations=off bench.id=%d bench.boot=%d'
+                # not the TSC: its frequency is measured at boot, and wrong by any factor when the host is busy
+                'console=ttyS0 quiet panic=-1 oops=panic clocksource=hpet tsc=unstable mitigations=off bench.id=%d bench.boot=%d'
                 % (self.id, self.boots), '-device', 'virtio-serial-pci', '-chardev',
                 'socket,id=port,path=%s/port,server=on,wait=off' % path, '-device', 'virtserialport,chardev=port',
                 '-device', 'virtio-rng-pci']
