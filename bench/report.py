@@ -17,11 +17,11 @@ KINDS = {
     '1T': ('1 TiB with little memory', 'Metadata caches bounded to 32 MiB and to 1 GiB (QEMU: l2-cache-size of each layer). `lookup`: reads everywhere, of places never written, which cost the lookup and no device; `cold`: the first 4000. Other loads meet data at places all over the disk.'),
     'fragmented': ('1 TiB, clusters in no order', '64 KiB clusters at random places of the file.'),
     'memory': ('Memory', 'Bound 32 MiB; the most that the process held (VmHWM), libraries and shared memory included.'),
-    'chain': ('Chains with data in every layer', 'Every block is in one of 1, 8 or 64 layers (`/1`, `/8`, `/64`), at random.'),
+    'chain': ('Chains with data in every layer', 'Every block is in one of 1, 8 or 64 layers (`/1`, `/8`, `/64`), at random; `/64+preload`: `--preload`.'),
     'ack': ('Answered writes that survive a kill', 'varve with `--durability ack` against `--durability flush`, extended L2, data in every layer.'),
     'fsync': ('Flushes between writes', 'Each of the depth\'s programs flushes behind every write (fsync=1) or every 32 writes. Device flushes are the kernel\'s count for the loop device that holds the disk.'),
-    'grow': ('Files that grow', 'An image without preallocation on a file system of its own; `varve/no-steps`: grown by single clusters. Extents of the file while it is served.'),
-    'multi': ('Several connections', '1, 2 and 4 connections (`c1`, `c2`, `c4`) at depth 32 each.'),
+    'grow': ('Files that grow', 'An image without preallocation on a file system of its own; `varve/no-steps`: `--preallocate off`. Extents of the file while it is served.'),
+    'multi': ('Several connections', '1, 2 and 4 connections (`c1`, `c2`, `c4`) at depth 32 each; `/threads2`: `--threads 2`.'),
     'fio': ('The same with fio', 'fio\'s nbd engine (libnbd) as client: slower than the client of the other rows, known to everybody.'),
 }
 
@@ -56,9 +56,9 @@ def kind_table(kind, gs, cs):
         for ours in g.labels('varve'):
             v = split(ours)[1]
             c = cs.get((g.kind, g.row, g.load + v), [])
-            q0 = qemu[0] + v if qemu else ''
+            q0 = qemu[0] + (v if kind != "multi" else "") if qemu else ''
             lines.append('| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s, %s | %s | %s |' % (
-                g.row, g.load + (' ' + v if v else ''), num(g.med(ours, 'iops')), ' | '.join(num(g.med(q + v, 'iops')) for q in qemu),
+                g.row, g.load + (' ' + v if v else ''), num(g.med(ours, 'iops')), ' | '.join(num(g.med(q + (v if kind != "multi" else ""), "iops")) for q in qemu),
                 num(g.med(g.raw(), 'iops')) if g.raw() else '-', ratio_cell(c, 'of QEMU'), ratio_cell(c, 'of raw'), num(g.med(ours, 'cpu_us'), 1),
                 num(g.med(q0, 'cpu_us'), 1), ratio_cell(c, 'CPU'), num(g.med(ours, 'read_b')), num(g.med(ours, 'write_b')),
                 num(g.med(ours, 'p99_us') / 1e3, 2), num(g.med(q0, 'p99_us') / 1e3 if g.med(q0, 'p99_us') is not None else None, 2)))

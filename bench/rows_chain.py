@@ -19,7 +19,14 @@ def depth_row(ctx, sub, quick):
     programs = dict(ctx.pair())
 
     def build(ctx, folder, places):
-        return [Contender('%s/%d' % (u, d), programs[u], path) for d, u, path in chains(ctx, folder, sub, list(programs))]
+        preload = ['varve+preload'] if ctx.varve.has('preload') else []
+        out = []
+        for d, u, path in chains(ctx, folder, sub, list(programs) + preload):
+            if u != 'varve+preload':
+                out.append(Contender('%s/%d' % (u, d), programs[u], path))
+            elif d == max(DEPTHS):
+                out.append(Contender('varve/%d+preload' % d, ctx.varve, path, options=['--preload']))
+        return out
     part = ctx.chain_size // 4
     copies = 0 if sub else 64 * KIB
     loads = [Load('cold randread d32', 'cold', once=True, count=4000, seed=3),

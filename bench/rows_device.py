@@ -21,7 +21,7 @@ def fsync_loads(size):
     return out
 
 
-NO_STEPS = ('--preallocate', '65536')           # a cluster at a time
+NO_STEPS = ('--preallocate', 'off')
 
 
 class DeviceRow(Row):

@@ -116,14 +116,16 @@ def internal_row(ctx):
 def multi_row(ctx, name, base):
     def build(ctx, folder, places):
         out = []
-        for l, p in ctx.pair():
-            b = fill(qcow2('%s/%s-b.qcow2' % (folder, l), ctx.size, META), ctx.size)
-            out.append(Contender(l, p, b if base else qcow2('%s/%s.qcow2' % (folder, l), ctx.size, 'cluster_size=128k,extended_l2=on,' + META, b)))
+        threads = [('varve/threads2', ctx.varve, ('--threads', '2'))] if ctx.varve.has('threads') else []
+        for l, p, options in [(l, p, ()) for l, p in ctx.pair()] + threads:
+            path = '%s/%s' % (folder, l.replace('/', '-'))
+            b = fill(qcow2(path + '-b.qcow2', ctx.size, META), ctx.size)
+            out.append(Contender(l, p, b if base else qcow2(path + '.qcow2', ctx.size, 'cluster_size=128k,extended_l2=on,' + META, b), options=options))
         return out + [Contender('raw', ctx.varve, raw(folder + '/raw.raw', ctx.size, True))]
     loads = []
     for rw in ('randread', 'randwrite'):
         loads += [Load('%s c%d' % (rw, c), rw=rw, depth=32, conns=c) for c in (1, 2, 4)]
-    return Row('multi', name, build, loads, base, room=5 * ctx.size)
+    return Row('multi', name, build, loads, base, room=6 * ctx.size)
 
 
 class FioRow(Row):

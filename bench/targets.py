@@ -110,7 +110,7 @@ def speed_checks(all_groups, g):
         if variant == '/no-steps':
             continue
         for theirs in g.labels('qemu'):
-            if split(theirs)[1] != variant:
+            if split(theirs)[1] != ('' if g.kind == 'multi' else variant):
                 continue
             copying = c['copies'] and limit
             full = copying and all(moved(x) >= .9 * limit[n] for n, x in g.cells[theirs].items() if n in limit)
