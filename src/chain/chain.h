@@ -55,6 +55,9 @@ SUSPENDS int layer_open(const char *path, const struct layer_opts *opts, struct 
 SUSPENDS int layer_from_blk(struct blk *blk, bool is_qcow2, const struct layer_opts *opts,
                             struct layer **ret, struct err *err);
 SUSPENDS int layer_close(struct layer *layer, struct err *err);
+/* Journals: of a file that is gone, by the numbers it had; of earlier boots. */
+void layer_forget_journal(uint64_t dev, uint64_t ino);
+void layer_sweep_journals(void);
 const char *layer_path(const struct layer *layer);
 void layer_set_path(struct layer *layer, const char *path); /* the file was renamed */
 const char *layer_format(const struct layer *layer);        /* "qcow2" or "raw" */

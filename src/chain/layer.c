@@ -11,6 +11,7 @@
 #include "base/bits.h"
 #include "base/check.h"
 #include "chain/internal.h"
+#include "qcow2/journal.h"
 #include "rt/offload.h"
 #include "rt/reactor.h"
 
@@ -99,6 +100,16 @@ static const char *journal_dir(void)
 
     snprintf(dir, sizeof(dir), "%s/journal", runtime && *runtime ? runtime : "/run/varve");
     return dir;
+}
+
+void layer_forget_journal(uint64_t dev, uint64_t ino)
+{
+    journal_forget(journal_dir(), &(struct journal_id){.dev = dev, .ino = ino});
+}
+
+void layer_sweep_journals(void)
+{
+    journal_sweep(journal_dir());
 }
 
 /* Takes blk on success. */

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "chain/chain.h"
 #include "cli/volcmd.h"
 #include "rt/reactor.h"
 #include "rt/reactors.h"
@@ -219,6 +220,7 @@ SUSPENDS static int serve(struct target *t, struct err *err)
         return rc;
     if (args_value(t->args, "qmp", NULL))
         t->opts.qmp_path = args_value(t->args, "qmp", NULL);
+    layer_sweep_journals();
     return serve_run(&t->opts, err);
 }
 

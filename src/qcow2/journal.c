@@ -6,6 +6,7 @@
  * all that counts (release stores here). A record is whole before the tail passes it; a bank is
  * whole before the session names it; a file is whole before it has its magic number.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -249,6 +250,47 @@ void journal_remove(struct journal *j)
     if (j && !j->readonly)
         (void)unlink(j->path); /* under the lock: whoever waits for it opens another one */
     journal_close(j);
+}
+
+/* ---- journals that are nobody's ---- */
+
+void journal_forget(const char *dir, const struct journal_id *id)
+{
+    char path[512];
+    struct journal *j;
+
+    if (journal_path(dir, id, path, sizeof(path)) < 0 || access(path, F_OK) < 0)
+        return;
+    if (journal_open(path, &(struct journal_opts){0}, &j, NULL) == 0)
+        journal_remove(j);
+}
+
+static bool is_of_this_boot(const struct journal *j)
+{
+    return j->session && strncmp(bank_of(j)->boot_id, j->boot_id, BOOT_BYTES) == 0;
+}
+
+void journal_sweep(const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char path[512];
+        struct journal *j;
+        size_t len = strlen(e->d_name);
+
+        if (len < 4 || strcmp(e->d_name + len - 4, ".map") != 0 ||
+            (size_t)snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) >= sizeof(path) ||
+            journal_open(path, &(struct journal_opts){0}, &j, NULL) < 0)
+            continue;
+        if (is_of_this_boot(j))
+            journal_close(j);
+        else
+            journal_remove(j);
+    }
+    if (d)
+        closedir(d);
 }
 
 /* ---- records ---- */

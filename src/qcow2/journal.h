@@ -81,6 +81,10 @@ int journal_open(const char *path, const struct journal_opts *opts, struct journ
 void journal_close(struct journal *j);
 /* After everything in it is in the image: the file goes, too. */
 void journal_remove(struct journal *j);
+/* The image is gone, and its number may come again: its journal goes too, unless a process has it. */
+void journal_forget(const char *dir, const struct journal_id *id);
+/* Journals of earlier boots say nothing any more: they go. */
+void journal_sweep(const char *dir);
 
 /* ---- what a dead process left ---- */
 /* 0: this journal is of this image, this epoch, this boot, and whole. -ESTALE: it is not, *ret_why

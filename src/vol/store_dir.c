@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "chain/chain.h"
 #include "vol/internal.h"
 
 /* ---- paths as text ---- */
@@ -188,11 +189,16 @@ int store_publish(const char *tmp, const char *new, struct err *err)
 
 int store_unlink(const char *path, struct err *err)
 {
+    struct stat st;
+    bool is_last = lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1;
+
     if (unlink(path) < 0) {
         if (errno == ENOENT)
             return 0;
         return err_errno(err, -errno, "remove '%s'", path);
     }
+    if (is_last) /* a killed server's answers for an image that is not wanted any more */
+        layer_forget_journal(st.st_dev, st.st_ino);
     return sync_parent(path, err);
 }
 

@@ -1,4 +1,5 @@
-"""What a user sees of an image whose server was killed: `varve img check` looks at it as replay will make it, and says so."""
+"""What a user sees of an image whose server was killed: `varve img check` looks at it as replay will make it, and says so. Journals that
+are nobody's go."""
 import os, random, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import *
@@ -74,8 +75,42 @@ def journal_is_gone():
         raise Failed('%r %s' % (seen, said))
 
 
+def stale_journals_go():
+    """of an earlier boot: when a server starts; of a destroyed volume: with it. Others stay."""
+    path, _ = killed('stays', 'cluster_size=64k')
+    mine, = journals()
+    with open('/proc/sys/kernel/random/boot_id', 'rb') as f:
+        boot = f.read().strip()
+    old = content(D + '/run/journal/' + mine).replace(boot, b'0' * 8 + boot[8:])
+    for name in 'abc-1.map', 'abc-2.map':
+        with open(D + '/run/journal/' + name, 'wb') as f:
+            f.write(old)
+    os.environ['VARVE_CONFIG'] = D + '/storage.cfg'
+    os.makedirs(D + '/pool')
+    with open(D + '/storage.cfg', 'w') as f:
+        f.write('dir: p\n\tpath %s/pool\n\tcontent images\n\tsnapext 1\n' % D)
+    varve('create', 'p:v', '64M', '--format', 'qcow2')
+    with Server('p:v', D + '/s') as server:
+        if len(journals()) != 2 or mine not in journals():
+            raise Failed('a server started over %r' % journals())
+        with Nbd(D + '/s') as n:
+            n.write(0, b'x' * 65536)
+        server.kill()
+    for _ in range(100): # the kernel gives its locks back a moment later
+        rc, out = run(VARVE, 'destroy', 'p:v', rc=None)
+        if rc == 0:
+            break
+        time.sleep(.05)
+    if rc or journals() != [mine]:
+        raise Failed('after destroy: %r %s' % (journals(), out))
+    new, _ = checked(path, 0)
+    if new['journal-changes'] < 10:
+        raise Failed('%r' % new)
+
+
 for i, options in enumerate(['cluster_size=64k', 'cluster_size=4k', 'extended_l2=on,cluster_size=128k,preallocation=metadata',
                              'cluster_size=16k,refcount_bits=64']):
     seen_as_replayed('i%d' % i, options)
 journal_is_gone()
+stale_journals_go()
 done('checks of killed images')
