@@ -18,6 +18,27 @@ static _Noreturn void skip(const char *why)
     exit(77);
 }
 
+static void drop_loops(void)
+{
+    if (test_sh_rc(
+            "losetup -O NAME,BACK-FILE -n | grep %s/dev/.lv/ | while read -r l _; do losetup -d "
+            "$l; done",
+            test_dir()) != 0)
+        fprintf(stderr, "loop devices stay\n");
+}
+
+void bench_stand_in(void)
+{
+    static char dir[128];
+
+    if (dir[0])
+        return;
+    snprintf(dir, sizeof(dir), "%s/dev", test_dir());
+    setenv("DM_DEV_DIR", dir, 1);
+    setenv("VARVE_TEST_LVM_LOOPS", dir, 1);
+    atexit(drop_loops);
+}
+
 /* -d waits for our descriptor, which stays open. */
 void bench_loop(unsigned i, const char *size)
 {
