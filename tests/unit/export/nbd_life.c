@@ -390,6 +390,27 @@ CO_TEST(a_flush_covers_what_was_answered_on_all_connections)
     rig_stop(&rig);
 }
 
+/* Wherever their sessions run. */
+CO_TEST(idle_clients_are_dropped_at_once)
+{
+    struct client clients[4];
+    struct rig rig;
+    char byte;
+
+    rig_start(&rig, LEN, NULL);
+    for (unsigned i = 0; i < ARRAY_SIZE(clients); i++)
+        client_enter(&clients[i], rig.server, "disk", true);
+    uint64_t begin = reactor_now();
+    nbd_export_suspend(rig.exp);
+    CHECK(reactor_now() - begin < NBD_DROP_NS / 2);
+    nbd_export_resume(rig.exp);
+    for (unsigned i = 0; i < ARRAY_SIZE(clients); i++) {
+        CHECK_EQ(client_recv(&clients[i], &byte, 1), -ECONNRESET);
+        client_close(&clients[i]);
+    }
+    rig_stop(&rig);
+}
+
 /* ---- stop ---- */
 
 SUSPENDS_UNCHECKED static int stop_server(void *arg)
