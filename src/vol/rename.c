@@ -80,7 +80,6 @@ static int new_backing(const struct cfile *f, const char *dir, const char *stem,
                        struct err *err)
 {
     bool moves = strcmp(f->dir, dir) != 0;
-    _cleanup_(freep) char *file = NULL;
 
     if (!f->backing)
         return 0;

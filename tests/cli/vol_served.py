@@ -10,7 +10,7 @@ from volserver import Served
 
 need('qemu-img', 'qemu-io')
 BASE = folder()
-V = '100/vm-100-disk-0'
+V, C = '100/vm-100-disk-0', '101/vm-101-disk-0'
 NAMES = [a for a in sys.argv[1:] if a != 'all']
 PARTS = 1 if LONG or 'all' in sys.argv else 3
 SCENARIOS = []
@@ -154,6 +154,29 @@ def destroy_last_of_raw(pool):
     s = Served(pool, V)
     s.write(MIB, MIB, 0x33)
     return s, ['destroy', pool.id(V, 's1')], lambda p: p.vols[V].pop('s1')
+
+
+def clone_model(p):
+    p.vols[C] = {None: p.vols[V]['s1']}
+
+
+@scenario
+def clone(pool):
+    s = line(pool)
+    return s, ['clone', pool.id(V, 's1'), pool.id(C)], clone_model
+
+
+@scenario
+def clone_full(pool):
+    s = line(pool)
+    return s, ['clone', pool.id(V, 's1'), pool.id(C), '--full', '--format', 'raw'], clone_model
+
+
+@scenario
+def destroy_flatten_clone(pool):
+    s = line(pool)
+    pool.clone(V, 's1', C)
+    return s, ['destroy', pool.id(V, 's1'), '--flatten'], lambda p: p.vols[V].pop('s1')
 
 
 @scenario
