@@ -1,6 +1,6 @@
 """Rows, loads, and the one way in which they are measured: all contenders of a row are open at the same time and
-take turns at every load, in an order that changes. What can be repeated (steady loads) is, several short turns being
-better than one long one: the pairs lie closer together. A cell is one turn; its `round` is 100 * round + turn.
+take turns at every load, in an order that changes. Several short turns are better than a long one: the pairs lie closer
+together. A cell is one turn; its `round` is 100 * round + turn.
 """
 import json, os, subprocess, sys, time
 from counters import Usage, memory, reset_peak
@@ -14,6 +14,14 @@ class Load:
     def __init__(self, name, phase='steady', copies=0, only=None, **args):
         self.name, self.phase, self.copies, self.only = name, phase, copies, only
         self.args = dict({'rw': 'randread', 'bs': 4096, 'depth': 32}, **args)
+
+    def part(self, k, n):
+        """the k-th of n loads on as many parts of the same places: what can be done only once to each place"""
+        a = dict(self.args, span=self.args['span'] // n // self.args['bs'] * self.args['bs'])
+        a['from'] = self.args['from'] + k * a['span']
+        if 'slots' in a:
+            a['slots'] = max(a['slots'] // n, 1)
+        return Load(self.name, self.phase, self.copies, self.only, **a)
 
     def argv(self, ctx, sock):
         out = [ctx.nbdload, sock]
@@ -56,11 +64,12 @@ class Row:
                 servers[c.label] = c.program.start(c.image, ctx.folder, c.label.replace('/', '_'), c.cache, control=c.program is ctx.varve, options=c.options)
             cells = []
             for load in self.loads:
-                turns = ctx.turns * self.turns if load.phase in ('steady', 'lookup') else 1
+                turns = ctx.turns * self.turns if load.phase in ('steady', 'lookup', 'first') else 1
                 for k in range(turns):
+                    some = load.part(k, turns) if load.phase == 'first' else load
                     for c in turn(contenders, nr * turns + k):
                         if not load.only or load.only(c.label):
-                            cells += measure(ctx, self, load, c, servers[c.label], nr * 100 + k)
+                            cells += measure(ctx, self, some, c, servers[c.label], nr * 100 + k)
             ctx.say('%s: images %.1f s, loads %.1f s' % (self.name, built - begin, time.monotonic() - built))
             return cells
         finally:

@@ -32,7 +32,8 @@ def depth_row(ctx, sub, quick):
     loads = [Load('cold randread d32', 'cold', once=True, count=4000, seed=3),
              Load('prep', 'prep', rw='read', bs=64 * KIB, depth=16, secs=0, once=True),
              Load('randread d1', depth=1), Load('randread d32'), Load('randread d64', depth=64), Load('read 64k d16', rw='read', bs=64 * KIB, depth=16),
-             Load('first randwrite d32', 'first', copies, rw='randwrite', once=True, **{'from': 0}, span=2 * part),
+             Load('first randwrite d32', 'first', copies, rw='randwrite', once=True, **{'from': 0}, span=2 * part,
+                  **({'slots': 2 * part // copies, 'slot_len': 4096} if copies else {})),
              Load('prep', 'prep', rw='randwrite', once=True, secs=0, **{'from': 2 * part}, span=min(part, 64 * MIB)),
              Load('randwrite d32', rw='randwrite', **{'from': 2 * part}, span=min(part, 64 * MIB))]
     return Row('chain', 'scattered by %s' % ('4k, extended L2' if sub else '64k'), build, loads, quick, room=(1 + len(DEPTHS)) * 3 * ctx.chain_size)
@@ -41,15 +42,15 @@ def depth_row(ctx, sub, quick):
 def ack_row(ctx, depth, quick):
     """the same server in both modes, chains of `depth` layers, queues of 1 to 64"""
     def build(ctx, folder, places):
-        layers = chain(folder, 'c', ctx.chain_size, depth, True)
+        layers = chain(folder, 'c', ctx.size, depth, True, piece=64 * KIB)
         return [Contender(m, ctx.varve, copy(layers[-1], '%s/%s.qcow2' % (folder, m)), options=['--durability', m]) for m in ('flush', 'ack')]
     queue = (1, 4, 16, 64)
-    part = ctx.chain_size // 8
+    part = ctx.size // 8
     loads = [Load('first randwrite d%d' % q, 'first', rw='randwrite', depth=q, once=True, **{'from': i * part}, span=part) for i, q in enumerate(queue)]
     loads += [Load('prep', 'prep', rw='randwrite', once=True, secs=0, **{'from': 4 * part}, span=min(part, 64 * MIB))]
     loads += [Load('randwrite d%d' % q, rw='randwrite', depth=q, **{'from': 4 * part}, span=min(part, 64 * MIB)) for q in queue]
     loads += [Load('randrw d16', rw='randrw', depth=16, **{'from': 5 * part}, span=part)]
-    return Row('ack', '%d layers' % depth, build, loads, quick, room=6 * ctx.chain_size, turns=3)
+    return Row('ack', '%d layers' % depth, build, loads, quick, room=5 * ctx.size, turns=2)
 
 
 def rows(ctx):
