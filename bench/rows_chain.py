@@ -1,5 +1,5 @@
 """Rows of chains: data in every layer at depth 1, 8 and 64; answered writes that survive a kill against flushed ones."""
-from images import GIB, KIB, MIB, chain, copy
+from images import KIB, MIB, chain, copy, qcow2
 from measure import Contender, Load, Row
 
 DEPTHS = (1, 8, 64)
@@ -40,10 +40,11 @@ def depth_row(ctx, sub, quick):
 
 
 def ack_row(ctx, depth, quick):
-    """the same server in both modes, chains of `depth` layers, queues of 1 to 64"""
+    """the same server in both modes, queues of 1 to 64; the top of the `depth` layers is empty at first"""
     def build(ctx, folder, places):
-        layers = chain(folder, 'c', ctx.size, depth, True, piece=64 * KIB)
-        return [Contender(m, ctx.varve, copy(layers[-1], '%s/%s.qcow2' % (folder, m)), options=['--durability', m]) for m in ('flush', 'ack')]
+        below = chain(folder, 'c', ctx.size, depth - 1, True, piece=64 * KIB)[-1] if depth > 1 else None
+        return [Contender(m, ctx.varve, qcow2('%s/%s.qcow2' % (folder, m), ctx.size, 'cluster_size=128k,extended_l2=on', below), options=['--durability', m])
+                for m in ('flush', 'ack')]
     queue = (1, 4, 16, 64)
     part = ctx.size // 8
     loads = [Load('first randwrite d%d' % q, 'first', rw='randwrite', depth=q, once=True, **{'from': i * part}, span=part) for i, q in enumerate(queue)]
