@@ -113,7 +113,7 @@ static const struct phrase phrases[] = {
     {"not larger than existing size", 0},
     {"not less than existing size", 0},
 };
-/* Lines that follow another complaint, or none. */
+/* Lines that are no complaint, whatever they say, or go with another. */
 static const char *const asides[] = {
     "WARNING:",   "Cannot process volume group", "Run `", "File descriptor", "Consider ", "See ",
     "Reading VG "};
@@ -165,9 +165,11 @@ int lvm_complaint(const char *said, char *line, size_t line_len)
     for (char *l = strtok_r(copy, "\n", &save); l; l = strtok_r(NULL, "\n", &save)) {
         size_t p = phrase_of(l);
 
+        if (is_aside(l))
+            continue;
         if (p < best)
             best = p, chosen = l;
-        else if (p < ARRAY_SIZE(phrases) || is_aside(l))
+        else if (p < ARRAY_SIZE(phrases))
             continue;
         else if (says_not_found(l))
             missing = missing ? missing : l;

@@ -199,6 +199,9 @@ TEST(complaints)
          "Failed to suspend vt/a", -EIO},
         {"  Failed to find logical volume \"vt/x\"\n  Failed to write VG vt.\n",
          "Failed to write VG vt", -EIO},
+        {"  WARNING: /dev/x: open failed: Permission denied\n  Failed to find logical volume "
+         "\"vt/x\"\n",
+         "Failed to find logical volume \"vt/x\"", -ENOENT},
         {"lvm: 9: strace: not found\n", "lvm: 9: strace: not found", -EIO},
         {"  Logical volume nope not found in volume group vt.\n",
          "Logical volume nope not found in volume group vt", -ENOENT},
