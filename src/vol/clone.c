@@ -143,7 +143,7 @@ SUSPENDS static int open_source(const struct vol_ctx *ctx, const struct vol_name
     if (rc < 0)
         return rc;
     rc = find_element(&op, from, &f, err);
-    if (rc == 0 && !f->snap) {
+    if (rc == 0 && !f->snap && !f->vol->base) {
         rc = op_refuse_served(&op, f->vol, "copied as it is", err);
         if (rc < 0)
             err_prefix(err, rc, "take a snapshot and clone that");

@@ -176,6 +176,23 @@ def served():
     p.verify()
 
 
+def served_base():
+    """a base image is served for reading only: it is cloned meanwhile, and stays"""
+    p = fresh('served-base')
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    v = p.template(V)
+    s = Served(p, v)
+    p.clone(v, None, C)
+    p.clone(v, None, D, '--full')
+    refused(p, 'destroy', p.id(v), same=False)
+    t = Served(p, C, sock='nbd2')
+    t.write(0, 4096, 4)
+    s.stop()
+    t.stop()
+    p.verify()
+
+
 def in_use():
     """bases and snapshots in use by clones, directly, by clones' snapshots and by clones of those, are never freed"""
     p = fresh('in-use')
@@ -200,6 +217,7 @@ def in_use():
     for vol, snap, user in ((C, 'c1', 'vm-102-disk-0'), (D, 'd1', 'vm-103-disk-0')):
         refused(p, 'destroy', p.id(vol, snap), text='--flatten')
         refused(p, 'destroy', p.id(vol), text=user)
+        refused(p, 'rename', p.id(vol), '109/vm-109-disk-0', text=user)
         refused(p, 'template', p.id(vol))
     # a snapshot whose only child is a clone
     p.snapshot(D, 'd2')
@@ -248,7 +266,49 @@ def beside():
     p.verify()
 
 
-for test in template, linked, full, served, in_use, beside:
+def steps(p, *args):
+    """runs varve and yields the name of each step it stands at; the last one is its exit status"""
+    fifo = os.path.join(BASE, 'fifo')
+    if os.path.exists(fifo):
+        os.unlink(fifo)
+    os.mkfifo(fifo)
+    job = subprocess.Popen(p.argv(*args), env=p.env(VARVE_CRASH_LIST=fifo), stdout=subprocess.DEVNULL)
+    while job.poll() is None:
+        fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        got = b''
+        while not got and job.poll() is None:
+            try:
+                got = os.read(fd, 4096)
+            except BlockingIOError:
+                pass
+        os.close(fd)
+        yield from got.decode().split()
+    yield job.returncode
+
+
+def meanwhile():
+    """while a linked clone is made, what it will stand on cannot go: no clone without its base, ever"""
+    for source in 'base', 'snapshot':
+        p = fresh('meanwhile-' + source)
+        p.create(V)
+        p.write(V, 0, MIB, 1)
+        if source == 'base':
+            vol, snap = p.template(V), None
+        else:
+            p.snapshot(V, 's1')
+            vol, snap = V, 's1'
+        seen = []
+        for step in steps(p, 'clone', p.id(vol, snap), p.id(C)):
+            seen.append(step)
+            if step in ('intent-written', 'create-durable'):
+                p.varve('destroy', p.id(vol, snap), rc=1)
+        if 'create-durable' not in seen or seen[-1] != 0:
+            raise Failed('a clone went through %s' % seen)
+        p.vols[C] = {None: p.vols[vol][snap]}
+        p.verify()
+
+
+for test in template, linked, full, served, served_base, in_use, beside, meanwhile:
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         t = time.monotonic()
         try:

@@ -176,10 +176,10 @@ class Run:
 
     def step(self):
         vol = self.rng.choice(list(self.pool.vols))
-        each = [self.clone, self.clone_full, self.destroy_volume, self.move]
+        each = [self.clone, self.destroy_volume] + [self.clone_full, self.move] * 2
         if not self.is_base(vol):
             each += [self.write] * 6 + [self.snapshot] * 4 + [self.rollback] * 2 + [self.destroy] * 3
-            each += [self.serve, self.serve, self.clone, self.rename, self.template]
+            each += [self.serve, self.serve, self.clone, self.template] + [self.rename] * 2
         what = self.rng.choice(each)
         self.log.append((what.__name__, vol, vol in self.servers))
         what(vol)

@@ -1,5 +1,5 @@
 """Renaming and moving volumes with their snapshots: names, contents, times, and what is refused."""
-import json, os, stat, sys, time
+import json, os, stat, subprocess, sys, time
 from volmodel import MIB, based, moved
 from proc import Failed, done, folder, need, run
 from volserver import Served
@@ -209,7 +209,83 @@ def move_clones():
     p.destroy(v)
 
 
-TESTS = [rename, rename_clones, move, move_clones]
+def no_room():
+    """the target is too small: nothing is left there, and the source is as it was"""
+    p = fresh('no-room', other='q')
+    p.create('q:x', MIB)
+    p.create(V, 4 * MIB, '-o', 'preallocation=off')
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    p.write(V, 0, 2 * MIB, 2)
+    v = p.varve('tree', p.id(V))
+    for args in (['move', p.id(V), 'q:', '--delete'], ['clone', p.id(V), 'q:' + C, '--full'],
+                 ['clone', p.id(V, 's1'), 'q:' + C, '--full']):
+        before = digest(p)
+        r = subprocess.run(['bash', '-c', 'ulimit -f 700; trap "" XFSZ; exec "$@"', 'x'] + p.argv(*args), env=p.env(),
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        if r.returncode != 1 or digest(p) != before or p.hidden():
+            raise Failed('%s without room: %d %s, left %s' % (args, r.returncode, r.stdout.decode(), p.hidden()))
+    if p.varve('tree', p.id(V)) != v:
+        raise Failed('the source has changed')
+    p.move(V, '--delete')
+    p.verify()
+
+
+def killed(p, at):
+    rc, out = p.varve('move', p.id(V), 'q:', '--delete', rc=None, env={'VARVE_CRASH_AT': at})
+    if rc != -9:
+        raise Failed('not killed at %s: %d %s' % (at, rc, out))
+
+
+def unreachable():
+    """a move is killed, and one of the storages is away when the other one is used"""
+    for at in 'move-published:1', 'move-published:2':
+        p = fresh('unreachable-' + at[-1], other='q')
+        p.create('q:x', MIB)
+        p.create(V)
+        p.write(V, 0, MIB, 1)
+        p.snapshot(V, 's1')
+        p.write(V, MIB, MIB, 2)
+        killed(p, at)
+        there = dict(p.vols[V])
+        os.rename(os.path.dirname(p.roots['q:']), p.path + '.away')
+        # the source is whole: it stays, can be used, and what is written to it is never lost
+        out = p.varve('resize', p.id(V), '+1M')
+        p.vols[V][None] += bytes(MIB)
+        if 'stays here' not in out:
+            raise Failed('what is said of the move: ' + out)
+        p.write(V, 0, 4096, 9)
+        os.rename(p.path + '.away', os.path.dirname(p.roots['q:']))
+        p.varve('pool', 'check', 'q', '--repair')
+        if at.endswith('2'):
+            p.vols['q:' + V] = there
+        p.verify()
+        if p.hidden():
+            raise Failed('left behind: %s' % p.hidden())
+    # a part of the source has gone: it waits for the target
+    p = fresh('unreachable-3', other='q')
+    p.create('q:x', MIB)
+    p.create(V)
+    p.write(V, 0, MIB, 1)
+    p.snapshot(V, 's1')
+    killed(p, 'destroy-unlinked:1')
+    os.rename(os.path.dirname(p.roots['q:']), p.path + '.away')
+    p.varve('resize', p.id(V), '+1M', rc=1)
+    os.rename(p.path + '.away', os.path.dirname(p.roots['q:']))
+    os.rename(p.path, p.path + '.away')
+    p.varve('resize', 'q:' + V, '+1M', rc=1)
+    p.varve('resize', 'q:x', '+1M')
+    os.rename(p.path + '.away', p.path)
+    p.varve('resize', 'q:' + V, '+1M')
+    p.vols['q:x'][None] += bytes(MIB)
+    p.vols['q:' + V] = p.vols.pop(V)
+    p.vols['q:' + V][None] += bytes(MIB)
+    p.verify()
+    if p.hidden():
+        raise Failed('left behind: %s' % p.hidden())
+
+
+TESTS = [rename, rename_clones, move, move_clones, no_room, unreachable]
 for test in TESTS:
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         t = time.monotonic()
