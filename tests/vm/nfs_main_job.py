@@ -16,12 +16,15 @@ MOUNT = {'4.2': 'vers=4.2,timeo=50 host2:/', '3': 'vers=3,nolock,timeo=50 host2:
 
 
 def start_filer(filer, fresh):
-    filer.run('modprobe -a ext4 nfsd && mkdir -p /srv/share && %s mount /dev/bench/scratch /srv/share '
-              '&& mount -t nfsd nfsd /proc/fs/nfsd && echo 10 >/proc/fs/nfsd/nfsv4leasetime '
+    """what the server knows of its clients (nfsdcld) is on its disk, as it would be on a real one: else they lose their locks"""
+    filer.run('modprobe -a ext4 nfsd && mkdir -p /srv/disk /srv/share && %s mount /dev/bench/scratch /srv/disk '
+              '&& mkdir -p /srv/disk/share /srv/disk/state && mount --bind /srv/disk/share /srv/share '
+              '&& mount -t nfsd nfsd /proc/fs/nfsd && mount -t rpc_pipefs rpc /var/lib/nfs/rpc_pipefs '
+              '&& nfsdcld -s /srv/disk/state && echo 10 >/proc/fs/nfsd/nfsv4leasetime '
               '&& echo 10 >/proc/fs/nfsd/nfsv4gracetime && rpcbind '
               '&& echo "/srv/share *(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)" >/etc/exports '
               '&& exportfs -a && rpc.nfsd 4 && rpc.mountd%s'
-              % (('mkfs.ext4 -q /dev/bench/scratch &&', ' && echo Y >/proc/fs/nfsd/v4_end_grace') if fresh else ('', '')),
+              % (('mkfs.ext4 -q /dev/bench/scratch &&', ' && { echo Y >/proc/fs/nfsd/v4_end_grace || true; }') if fresh else ('', '')),
               limit=120)
 
 
