@@ -5,7 +5,7 @@
  * 1. The file is flock'ed by its operation for as long as that lives: an intent whose lock is free
  * is what a killed operation left.
  * 2. It holds plain file names and guests' numbers, never paths: a name with '/' is refused when it
- * is read, so an intent can not lead out of its pool.
+ * is read, so an intent can not lead out of its pool. (Backing names are text for headers.)
  * 3. Beside them lies <pool>/images/.varve/spare, written in full long before it is needed: where
  * there is no room for a file, an intent is written over it and takes it by its name, so that
  * deletions work on a full storage. It goes back to its place at the end.

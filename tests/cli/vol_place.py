@@ -1,10 +1,11 @@
 """Renaming and moving volumes with their snapshots: names, contents, times, and what is refused."""
 import json, os, stat, subprocess, sys, time
-from volmodel import MIB, based, moved
+from volmodel import MIB, Pool, moved
 from proc import Failed, done, folder, need, run
 from volserver import Served
 from voltools import backing, digest, fresh_in, info, refused
 
+os.environ['PATH'] += ':/usr/sbin:/sbin'
 need('qemu-img', 'qemu-io')
 BASE = folder()
 V, W, C, D = '100/vm-100-disk-0', '100/vm-100-disk-1', '101/vm-101-disk-0', '102/vm-102-disk-0'
@@ -285,7 +286,37 @@ def unreachable():
         raise Failed('left behind: %s' % p.hidden())
 
 
-TESTS = [rename, rename_clones, move, move_clones, no_room, unreachable]
+def reflink():
+    """where the file system shares blocks, a copy of a file takes none"""
+    home = os.path.join(BASE, 'reflink')
+    os.makedirs(home + '/m')
+    run('truncate', '-s', '400M', home + '/disk')
+    if run('mkfs.xfs', '-q', '-m', 'reflink=1', home + '/disk', rc=None)[0] or \
+            run('mount', '-o', 'loop', home + '/disk', home + '/m', rc=None)[0]:
+        print('SKIP reflink: no XFS on a loop device here')
+        return
+    try:
+        p = Pool(home + '/m', other='q')
+        p.create(V, 16 * MIB)
+        p.write(V, 0, 12 * MIB, 1)
+        p.snapshot(V, 's1')
+        p.write(V, MIB, 8 * MIB, 2)
+        run('sync', '-f', home + '/m')
+        free = os.statvfs(home + '/m').f_bfree
+        p.move(V)
+        p.clone(V, 's1', 'q:' + C, '--full')
+        run('sync', '-f', home + '/m')
+        taken = (free - os.statvfs(home + '/m').f_bfree) * os.statvfs(home + '/m').f_frsize
+        if taken > 4 * MIB:
+            raise Failed('copies of 32 MiB took %d KiB' % (taken >> 10))
+        p.write(V, 0, MIB, 3)
+        p.write('q:' + V, 0, 65536, 4)
+        p.verify()
+    finally:
+        run('umount', home + '/m')
+
+
+TESTS = [rename, rename_clones, move, move_clones, no_room, unreachable, reflink]
 for test in TESTS:
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         t = time.monotonic()
