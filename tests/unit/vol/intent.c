@@ -71,6 +71,28 @@ TEST(a_dead_owners_intent_is_claimed)
     intents_fini(&list);
 }
 
+TEST(one_intent_is_claimed_by_its_id)
+{
+    const char *dir = images();
+    struct intent *mine, *got;
+    struct err err = {0};
+    bool live;
+
+    CHECK_EQ(intent_claim(dir, "77", &got, &live, &err), 0);
+    CHECK(!got && !live); /* there is none */
+    CHECK_EQ(intent_begin(dir, "77", "move-in", json_pack("{s:s}", "source", "p"), &mine, &err), 0);
+    CHECK_EQ(intent_claim(dir, "77", &got, &live, &err), 0);
+    CHECK(!got && live); /* its operation runs */
+    intent_leave(mine);
+    CHECK_EQ(intent_claim(dir, "77", &got, &live, &err), 0);
+    CHECK(got && !live);
+    CHECK_STR(intent_str(got->json, "source"), "p");
+    CHECK_EQ(intent_end(got, &err), 0);
+    CHECK_EQ(intent_claim(dir, "77", &got, &live, &err), 0);
+    CHECK(!got && !live);
+    CHECK_EQ(intent_claim(dir, "../77", &got, &live, &err), -EUCLEAN);
+}
+
 TEST(damaged_intents_are_errors)
 {
     const char *dir = images();
