@@ -170,6 +170,26 @@ CO_TEST(lock_modes_are_named_under_lvmlockd_only)
     unsetenv("VARVE_TEST_LVM_LOG");
 }
 
+CO_TEST(the_pools_devices_are_named)
+{
+    char log[128];
+
+    bench_begin();
+    snprintf(log, sizeof(log), "%s/log", test_dir());
+    test_sh("rm -f %s", log);
+    setenv("VARVE_TEST_LVM_LOG", log, 1);
+    bench_before("exit 0");
+    lvm.devices = "/dev/a,/dev/b";
+    CHECK_RC(lvm_remove(&lvm, NAMES("a"), &err), 0);
+    lvm.devices = NULL;
+    lvm.devices_file = "san.devices";
+    CHECK_RC(lvm_remove(&lvm, NAMES("a"), &err), 0);
+    unsetenv("VARVE_TEST_LVM_LOG");
+    test_sh("sed -n 1p %s | grep -q -- ' --devices /dev/a,/dev/b '", log);
+    test_sh("sed -n 2p %s | grep -q -- ' --devicesfile san.devices '", log);
+    test_sh("! sed -n 2p %s | grep -q -- '--devices '", log);
+}
+
 /* ---- each error ---- */
 
 CO_TEST(the_vg_is_not_there)
