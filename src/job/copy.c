@@ -142,12 +142,17 @@ static bool is_zero(const struct extent *ext)
     return ext->kind == EXTENT_UNALLOCATED || ext->kind == EXTENT_ZERO;
 }
 
+static bool is_there(const struct conversion *c, const struct extent *ext)
+{
+    return c->opts->until && ext->kind == EXTENT_UNALLOCATED;
+}
+
 SUSPENDS static int convert_map(struct conversion *c, uint64_t off, uint64_t len,
                                 struct extent *ret)
 {
     chain_work_enter(c->src);
     struct layer *from = c->layer ? c->layer : chain_layer(c->src, 0);
-    int rc = chain_merge_map(c->src, from, NULL, off, len, c->hole_unit, ret);
+    int rc = chain_merge_map(c->src, from, c->opts->until, off, len, c->hole_unit, ret);
     chain_work_leave(c->src);
     return rc < 0 ? conversion_fail(c, rc, "read the map", off) : 0;
 }
@@ -161,7 +166,7 @@ SUSPENDS static int convert_scan(void *ctx, uint64_t off, uint64_t len, bool *re
 
     if (rc < 0)
         return rc;
-    *ret_skip = is_zero(&ext) && c->opts->target_is_zero;
+    *ret_skip = is_there(c, &ext) || (is_zero(&ext) && c->opts->target_is_zero);
     *ret_len = ext.len;
     return 0;
 }
@@ -254,7 +259,7 @@ SUSPENDS static int convert_step(void *ctx, uint64_t off, uint64_t len)
         if (rc < 0)
             return rc;
         if (is_zero(&ext)) {
-            rc = convert_zero(c, off, ext.len);
+            rc = is_there(c, &ext) ? 0 : convert_zero(c, off, ext.len);
         } else {
             rc = data_run(c, off, end, &ext.len);
             if (rc == 0)

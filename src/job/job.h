@@ -117,8 +117,10 @@ SUSPENDS int job_direction(struct chain *chain, unsigned index, struct job_direc
 struct copy_opts {
     unsigned parallel;   /* requests at once; 0 = 8 */
     bool target_is_zero; /* zero ranges need no write */
-    uint64_t min_zero;   /* detect runs of zero bytes in data of at least so many; 0 = off */
-    uint64_t speed;      /* bytes a second; 0 = unlimited */
+    struct layer
+        *until;        /* what this one and those below it have is in dst already; NULL: nothing */
+    uint64_t min_zero; /* detect runs of zero bytes in data of at least so many; 0 = off */
+    uint64_t speed;    /* bytes a second; 0 = unlimited */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *ctx;
 };

@@ -157,19 +157,26 @@ SUSPENDS static int open_source(const struct vol_ctx *ctx, const struct vol_name
     return rc;
 }
 
-/* One image with nothing below it, of the wanted kind, is copied as a file. */
-static bool can_copy_file(const struct new_volume *nv, struct chain *src, bool chosen)
+/* The lowest image of the chain is of the wanted kind: it can be copied as a file. */
+static bool can_copy_lowest(const struct new_volume *nv, struct chain *src, bool chosen)
 {
-    const struct layer *layer = chain_layer(src, 0);
+    const struct layer *layer = chain_layer(src, chain_depth(src) - 1);
     const struct pool *pool = nv->op->pool;
     struct image *img = layer_image(layer);
 
-    if (chain_depth(src) != 1 || strcmp(layer_format(layer), nv->format) != 0 || chosen ||
-        pool->preallocation || pool->cluster_size || pool->extended_l2 == 1)
+    if (strcmp(layer_format(layer), nv->format) != 0 || chosen || pool->preallocation ||
+        pool->cluster_size || pool->extended_l2 == 1 || layer_len(layer) > chain_len(src))
         return false;
     if (!img)
         return layer_len(layer) % 512 == 0;
     return !image_has_journal(img) && image_header(img)->nb_snapshots == 0;
+}
+
+/* Shared blocks cost nothing; to copy data that is then written over would cost more than it saves.
+ */
+static bool share_lowest(struct new_volume *nv, struct chain *src)
+{
+    return file_share(layer_path(chain_layer(src, chain_depth(src) - 1)), nv->tmp);
 }
 
 SUSPENDS static int copy_as_file(struct new_volume *nv, const struct layer *layer, struct err *err)
@@ -189,8 +196,11 @@ SUSPENDS static int make_full(struct new_volume *nv, struct chain *src, bool cho
 
     if (rc < 0)
         return rc;
-    if (can_copy_file(nv, src, chosen))
+    bool can = can_copy_lowest(nv, src, chosen);
+    if (can && chain_depth(src) == 1)
         rc = copy_as_file(nv, chain_layer(src, 0), err);
+    else if (can && share_lowest(nv, src))
+        rc = new_volume_fill_above(nv, src, err);
     else
         rc = new_volume_fill(nv, src, err);
     if (rc == 0)

@@ -15,4 +15,7 @@ void copy_meter_add(struct copy_meter *meter, uint64_t bytes);
  * a failure leaves at `to` is the caller's to remove. */
 SUSPENDS int file_copy(const char *from, const char *to, struct copy_meter *meter, struct err *err);
 
+/* The same by sharing all blocks, at once, or not at all: whether it was done. */
+bool file_share(const char *from, const char *to);
+
 #endif

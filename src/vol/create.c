@@ -185,27 +185,43 @@ int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
     return rc;
 }
 
-int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err)
+/* Above `until`; what that has is in the image already. */
+SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct layer *until,
+                              struct err *err)
 {
     struct chain_opts opts = {.format = nv->format, .writable = true};
-    struct copy_opts copy = {.target_is_zero = true,
+    struct copy_opts copy = {.target_is_zero = !until,
+                             .until = until,
                              .min_zero = 4096,
                              .speed = nv->op->pool->bwlimit,
                              .progress = nv->op->ctx->progress,
                              .ctx = nv->op->ctx->ctx};
     struct chain *dst;
-    int rc = new_volume_make(nv, chain_len(src), err);
+    int rc = chain_open(nv->tmp, &opts, &dst, err);
 
-    if (rc == 0)
-        rc = chain_open(nv->tmp, &opts, &dst, err);
     if (rc < 0)
         return rc;
-    rc = copy_chain(src, NULL, dst, &copy, err);
+    if (chain_len(dst) < chain_len(src))
+        rc = chain_resize(dst, chain_len(src), err);
+    if (rc == 0)
+        rc = copy_chain(src, NULL, dst, &copy, err);
     crash_point("volume-copied");
     if (rc == 0 && (rc = chain_flush(dst)) < 0)
         err_errno(err, rc, "write '%s'", nv->tmp);
     int close_rc = chain_close(dst, rc < 0 ? NULL : err);
     return rc < 0 ? rc : close_rc;
+}
+
+int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err)
+{
+    int rc = new_volume_make(nv, chain_len(src), err);
+
+    return rc == 0 ? copy_into(nv, src, NULL, err) : rc;
+}
+
+int new_volume_fill_above(struct new_volume *nv, struct chain *src, struct err *err)
+{
+    return copy_into(nv, src, chain_layer(src, chain_depth(src) - 1), err);
 }
 
 int new_image_fill(struct op *op, const char *tmp, const char *format, struct chain *src,

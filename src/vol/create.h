@@ -24,6 +24,8 @@ int new_volume_begin(struct new_volume *nv, struct err *err); /* directories, in
 SUSPENDS int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err);
 /* Makes it and copies what the chain shows, at the pool's rate. */
 SUSPENDS int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err);
+/* Its image is a copy of the chain's lowest file: copies what those above it have. */
+SUSPENDS int new_volume_fill_above(struct new_volume *nv, struct chain *src, struct err *err);
 /* The same for one image under a hidden name of an operation, as the pool makes new ones. */
 SUSPENDS int new_image_fill(struct op *op, const char *tmp, const char *format, struct chain *src,
                             struct err *err);

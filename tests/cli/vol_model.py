@@ -37,6 +37,16 @@ class Run:
         """what it stands on outside of itself"""
         return [p for k, p in self.parents.items() if k[0] == vol and p and p[0] != vol]
 
+    def open_elsewhere(self, elem):
+        """a served disk of another volume stands on it"""
+        for vol in self.servers:
+            e = (vol, None)
+            while e and vol != elem[0]:
+                if e == elem:
+                    return True
+                e = self.parents[e]
+        return False
+
     def is_base(self, vol):
         return '/base-' in vol
 
@@ -94,6 +104,8 @@ class Run:
             return self.refused('destroy', self.pool.id(vol, s), '--flatten', text='base')
         if len(kids) > 1 or any(k[0] != vol for k in kids):
             self.refused('destroy', self.pool.id(vol, s), text='--flatten')
+        if any(self.open_elsewhere(k) for k in kids):
+            return self.refused('destroy', self.pool.id(vol, s), '--flatten', text='in use')
         self.pool.destroy(vol, s, '--flatten')
         for k in kids:
             self.parents[k] = self.parents[vol, s]

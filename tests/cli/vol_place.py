@@ -1,7 +1,7 @@
 """Renaming and moving volumes with their snapshots: names, contents, times, and what is refused."""
 import json, os, stat, subprocess, sys, time
 from volmodel import MIB, Pool, moved
-from proc import Failed, done, folder, need, run
+from proc import Failed, done, folder, need, qio, run
 from volserver import Served
 from voltools import backing, digest, fresh_in, info, refused
 
@@ -309,6 +309,21 @@ def reflink():
         taken = (free - os.statvfs(home + '/m').f_bfree) * os.statvfs(home + '/m').f_frsize
         if taken > 4 * MIB:
             raise Failed('copies of 32 MiB took %d KiB' % (taken >> 10))
+        # of a chain the lowest image is shared; what is above it is copied, zeroes and added length too
+        qio(p.file(V), 'write -z 4M 1M')
+        cur = bytearray(p.vols[V][None])
+        cur[4 * MIB:5 * MIB] = bytes(MIB)
+        p.vols[V][None] = bytes(cur)
+        p.varve('resize', p.id(V), '+1M')
+        p.vols[V][None] += bytes(MIB)
+        p.write(V, 16 * MIB, 65536, 5)
+        p.clone(V, None, 'q:' + D, '--full')
+        if backing(p, 'q:' + D):
+            raise Failed('a full clone stands on ' + backing(p, 'q:' + D))
+        run('sync', '-f', home + '/m')
+        taken = (free - os.statvfs(home + '/m').f_bfree) * os.statvfs(home + '/m').f_frsize
+        if taken > 14 * MIB:
+            raise Failed('a copy of 8 MiB over 12 shared ones took %d KiB' % (taken >> 10))
         p.write(V, 0, MIB, 3)
         p.write('q:' + V, 0, 65536, 4)
         p.verify()
