@@ -119,7 +119,7 @@ SUSPENDS static int run(struct op *op, const struct cvol *vol, const struct temp
 int vol_template(const struct vol_ctx *ctx, const struct vol_name *name, struct err *err)
 {
     struct templating t = {0};
-    struct cvol *vol;
+    struct cvol *vol = NULL;
     struct op op;
     int rc = op_begin(ctx, name->pool, name, 1, &op, err);
 
