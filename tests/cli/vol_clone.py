@@ -288,6 +288,22 @@ def by_hand():
     p.verify()
 
 
+def encrypted():
+    p = fresh('encrypted', other='q')
+    p.create('q:x', MIB)
+    p.create(V, MIB)
+    p.snapshot(V, 's1')
+    for path in p.file(V, 's1'), os.path.join(p.images, '100', 'base-100-disk-9.qcow2'):
+        if os.path.exists(path):
+            os.unlink(path)
+        run('qemu-img', 'create', '-q', '--object', 'secret,id=s,data=x', '-f', 'qcow2', '-o',
+            'encrypt.format=aes,encrypt.key-secret=s', path, '1M')
+    base = p.id('100/base-100-disk-9')
+    for args in (['clone', p.id(V, 's1'), p.id(C)], ['clone', p.id(V, 's1'), p.id(C), '--full'], ['clone', base, p.id(C)],
+                 ['move', p.id(V), 'q:'], ['move', base, 'q:']):
+        refused(p, *args, text='is encrypted')
+
+
 def steps(p, *args):
     """runs varve and yields the name of each step it stands at; the last one is its exit status"""
     fifo = os.path.join(BASE, 'fifo')
@@ -330,7 +346,7 @@ def meanwhile():
         p.verify()
 
 
-for test in template, linked, full, served, served_base, in_use, by_hand, beside, meanwhile:
+for test in template, linked, full, served, served_base, in_use, by_hand, encrypted, beside, meanwhile:
     if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]:
         t = time.monotonic()
         try:
