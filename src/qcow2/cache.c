@@ -6,7 +6,8 @@
 #include "qcow2/internal.h"
 
 /* Slices read at once, and for how many useless such reads in a row it is kept up. */
-#define GROUP_SLICES 16ull
+#define GROUP_SLICES 4ull
+#define GROUP_WIDE   16ull /* where they cost a descriptor each */
 #define GROUP_SCORE  4
 #define GROUP_RETRY  64u
 
@@ -321,7 +322,9 @@ static uint64_t group_slices(const struct image *img, uint64_t key)
     unsigned bits = key & SLICE_REFCOUNT ? hdr->refcount_block_bits - img->ref_slice_bits
                                          : hdr->l2_bits - img->slice_bits;
 
-    return MIN(GROUP_SLICES, 1ull << bits);
+    bool wide = key & SLICE_REFCOUNT || img->cache.group_wide;
+
+    return MIN(wide ? GROUP_WIDE : GROUP_SLICES, 1ull << bits);
 }
 
 /* A neighbour read on the way: while there is room if it costs a descriptor alone, while there is
@@ -380,6 +383,8 @@ SUSPENDS static int load_group(struct image *img, struct slice *s, uint64_t nr)
             kept += first + i != s->key &&
                     keep_neighbour(img, first + i, (char *)b.data + i * img->slice_bytes);
     img->cache.group_score = kept ? GROUP_SCORE : img->cache.group_score - 1;
+    if (!(s->key & SLICE_REFCOUNT))
+        img->cache.group_wide = rc == 0 && (s->form == SLICE_SAME || s->form == SLICE_LINEAR);
     buf_drop(&b);
     return rc;
 }

@@ -84,6 +84,7 @@ struct cache {
     uint64_t tables; /* L2 tables, as far as known */
     bool passing;    /* slices are not asked for again once the chain's map has the answer */
     int group_score; /* above 0: misses read the neighbours too */
+    bool group_wide; /* L2 slices that were read last cost a descriptor each: many at once */
 };
 
 void cache_init(struct image *img);
