@@ -411,6 +411,7 @@ CO_TEST(flushes_reach_the_device_and_their_failure_the_client)
     CHECK_EQ(client_do(&c, NBD_CMD_FLUSH, 0, 0, 0, NULL), NBD_EIO);
     client_close(&c);
     nbd_server_stop(rig.server);
+    rig_free_reactors(&rig);
     CHECK_EQ(chain_close(rig.chain, NULL), -EIO);
 }
 

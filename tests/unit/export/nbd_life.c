@@ -450,6 +450,7 @@ CO_TEST(stop_answers_what_was_taken)
     client_close(&busy);
     client_close(&idle);
     client_close(&young);
+    rig_free_reactors(&rig);
     CHECK_EQ(chain_close(rig.chain, NULL), 0);
 }
 
@@ -472,6 +473,7 @@ CO_TEST(stop_does_not_wait_for_a_peer_that_does_not_read)
     CHECK(reactor_now() - start < 5 * NSEC_PER_SEC);
     co_group_wait(&group);
     client_close(&slow);
+    rig_free_reactors(&rig);
     CHECK_EQ(chain_close(rig.chain, NULL), 0);
 }
 
