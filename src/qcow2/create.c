@@ -272,8 +272,7 @@ static int write_table(struct blk *blk, const struct layout *l, uint64_t host_of
 
         memset(chunk.data, 0, n);
         fill(l, off, chunk.data, n);
-        if (l->known_zero && buf_is_zero(chunk.data, n))
-            continue;
+        /* zeroes too: a table in a hole of the file could not be written when the disk is full */
         int rc = blk_write(blk, host_off + off, chunk.data, n);
 
         if (rc < 0)

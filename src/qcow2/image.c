@@ -283,6 +283,8 @@ SUSPENDS static int make_writable(struct image *img, struct err *err)
     recovery_fini(&found);
     if (rc < 0)
         ack_fini(&img->ack);
+    else
+        meta_back_tables(img);
     img->writable = rc == 0;
     return rc;
 }

@@ -211,6 +211,13 @@ enum meta_kind meta_get(const struct image *img, uint64_t cluster);
 SUSPENDS int meta_load(struct image *img,
                        struct err *err); /* all of the image's; marks bad L1 entries */
 void meta_clear(struct image *img);
+/* Zeroes for a new table's cluster, also where it reads as zero: the file must reach that far before
+ * something points there, and reserved space is not enough. Writing into that later takes room of a
+ * file system that may be full then, when the writes that need the table were answered. */
+SUSPENDS int meta_write_empty(struct image *img, uint64_t off);
+/* The same for L1 and refcount table of an image that others made; best effort. Nothing else
+ * writes now. */
+SUSPENDS void meta_back_tables(struct image *img);
 /* Marks L1 entries that no image may have: all that a read-only image looks at. */
 void meta_check_l1(struct image *img);
 /* Clusters from here on are outside of the file: nothing may point there. */

@@ -268,10 +268,7 @@ SUSPENDS static int fill_table(struct image *img, const struct host_run *run, ui
 {
     uint64_t off = run->first << img->hdr.cluster_bits;
 
-    if (old_off)
-        return copy_table(img, old_off, off);
-    /* fresh space too: the file must reach that far before an L1 entry points there */
-    return blk_zero(img->blk, off, img->hdr.cluster_size, 0);
+    return old_off ? copy_table(img, old_off, off) : meta_write_empty(img, off);
 }
 
 SUSPENDS static int own_table_locked(struct image *img, uint64_t index, struct room *room)

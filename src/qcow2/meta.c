@@ -6,6 +6,7 @@
  * this code maps itself comes from the allocator, which checks too.
  */
 #include <stdio.h>
+#include <string.h>
 #include "base/bits.h"
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
@@ -156,4 +157,51 @@ int meta_load(struct image *img, struct err *err)
     if (rc == 0)
         rc = load_l2_places(img);
     return rc < 0 ? err_errno(err, rc, "read the places of tables") : 0;
+}
+
+int meta_write_empty(struct image *img, uint64_t off)
+{
+    struct buf b = {buf_get(img->hdr.cluster_size), img->hdr.cluster_size};
+    int rc = -ENOMEM;
+
+    if (b.data) {
+        memset(b.data, 0, b.len);
+        rc = blk_write(img->blk, off, b.data, b.len);
+    }
+    buf_drop(&b);
+    return rc;
+}
+
+/* Holes of [off, end) are written as the zeroes that they read as. */
+SUSPENDS static int fill_holes(struct image *img, uint64_t off, uint64_t end)
+{
+    struct buf b = {buf_get(64 * KIB), 64 * KIB};
+    int rc = b.data ? 0 : -ENOMEM;
+
+    if (rc == 0)
+        memset(b.data, 0, b.len);
+    while (rc == 0 && off < end) {
+        bool data = true;
+        uint64_t n;
+
+        rc = blk_status(img->blk, off, end - off, &data, &n);
+        n = MIN(align_up(n, 512), end - off);
+        if (rc == 0 && !data)
+            rc = blk_write(img->blk, off, b.data, n = MIN(n, b.len));
+        off += n;
+    }
+    buf_drop(&b);
+    return rc;
+}
+
+void meta_back_tables(struct image *img)
+{
+    const struct qcow2_header *hdr = &img->hdr;
+    uint64_t limit = img->blk->len, l1_end = hdr->l1_off + align_up(hdr->l1_entries * 8ull, 512);
+    uint64_t ref_end = hdr->reftable_off + ((uint64_t)hdr->reftable_clusters << hdr->cluster_bits);
+
+    if (img->blk->fixed_len)
+        return;
+    (void)fill_holes(img, hdr->l1_off, MIN(l1_end, limit));
+    (void)fill_holes(img, hdr->reftable_off, MIN(ref_end, limit));
 }
