@@ -71,17 +71,26 @@ SUSPENDS static int one(struct volcmd *cmd, const char *text, served_fn *fn, voi
     return rc;
 }
 
+/* *ret_silent: disks that are served and do not answer. */
 SUSPENDS static int each_of_pool(struct volcmd *cmd, const struct pool *pool, served_fn *fn,
-                                 void *ctx, struct err *err)
+                                 void *ctx, unsigned *ret_silent, struct err *err)
 {
     struct vol_list *list;
     int rc = vol_list_get(cmd->cfg, pool, &list, err);
 
     if (rc < 0)
         return rc;
-    for (unsigned i = 0; i < list->nb_vols; i++)
-        if (list->vols[i]->served)
-            (void)one(cmd, list->vols[i]->id, fn, ctx, NULL);
+    for (unsigned i = 0; i < list->nb_vols; i++) {
+        struct err why = {0};
+
+        if (!list->vols[i]->served)
+            continue;
+        int one_rc = one(cmd, list->vols[i]->id, fn, ctx, &why);
+        if (one_rc == 0 || one_rc == -ENOENT || one_rc == -ECONNREFUSED || one_rc == -EPIPE)
+            continue; /* its server has ended meanwhile */
+        fprintf(stderr, "varve %s: %s\n", cmd->args->command->name, err_text(&why));
+        ++*ret_silent;
+    }
     vol_list_free(list);
     return 0;
 }
@@ -92,17 +101,18 @@ int served_each(struct volcmd *cmd, served_fn *fn, void *ctx, struct err *err)
     const struct config *cfg = cmd->cfg;
     const struct pool *pool;
     int status = EXIT_DONE;
+    unsigned silent = 0;
 
     if (only)
         return one(cmd, only, fn, ctx, err);
     for (unsigned i = 0; i < cfg->nb_pools; i++) {
         if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
             continue;
-        if (each_of_pool(cmd, pool, fn, ctx, err) < 0) {
+        if (each_of_pool(cmd, pool, fn, ctx, &silent, err) < 0) {
             fprintf(stderr, "varve %s: %s: %s\n", cmd->args->command->name, pool->id,
                     err_text(err));
             status = EXIT_FAILED;
         }
     }
-    return status;
+    return silent ? EXIT_FAILED : status;
 }

@@ -15,8 +15,8 @@ struct served {
 SUSPENDS int served_open(struct volcmd *cmd, const char *text, struct served *ret, struct err *err);
 void served_close(struct served *d);
 /* Calls fn for the disk that operand 0 names, or for every served volume of all pools. A disk whose
- * server ends meanwhile is passed by, a pool that cannot be read is told and makes the result
- * EXIT_FAILED. */
+ * server ends meanwhile is passed by; a server that does not answer, and a pool that cannot be read,
+ * are told and make the result EXIT_FAILED. */
 typedef int served_fn(struct served *d, void *ctx, struct err *err);
 SUSPENDS int served_each(struct volcmd *cmd, served_fn *fn, void *ctx, struct err *err);
 

@@ -48,6 +48,16 @@ static int volcmd_main(void *arg)
     return rc < 0 ? fail(run->cmd.args, &err) : rc;
 }
 
+/* Who names a control socket needs no pools. */
+static bool names_socket(const struct args *args)
+{
+    const struct operand *first = args->command->operands;
+    const char *given = args_operand(args, 0);
+
+    return first && first->name && strstr(first->name, "SOCKET") && given &&
+           (given[0] == '/' || given[0] == '.');
+}
+
 int volcmd_run(const struct args *args, const char *what,
                int (*fn)(struct volcmd *cmd, struct err *err))
 {
@@ -56,6 +66,8 @@ int volcmd_run(const struct args *args, const char *what,
     struct err err = {0};
     int rc = config_load(args_value(args, "config", NULL), &cmd->cfg, &err);
 
+    if (rc == -ENOENT && names_socket(args))
+        rc = (cmd->cfg = calloc(1, sizeof(*cmd->cfg))) ? 0 : -ENOMEM;
     if (rc < 0)
         return fail(args, &err);
     show_config_troubles(cmd);

@@ -237,7 +237,7 @@ SUSPENDS int qmp_connect(const char *path, struct qmp_client **ret, struct err *
     qmp->fd = qmp_connect_unix(path, err);
     if (qmp->fd < 0)
         return qmp->fd;
-    int rc = recv_message(qmp, reactor_now() + 10 * NSEC_PER_SEC, &greeting, err);
+    int rc = recv_message(qmp, reactor_now() + QMP_ANSWER_NS, &greeting, err);
     if (rc < 0)
         return err_prefix(err, rc, "QMP socket '%s'", path);
     bool ok = json_is_object(json_object_get(greeting, "QMP"));

@@ -218,6 +218,23 @@ static int new_socket(struct err *err)
     return fd < 0 ? err_errno(err, -errno, "create a unix socket") : fd;
 }
 
+/* A blocking connect waits without end where a stopped server's queue is full. */
+SUSPENDS static int connect_soon(int fd, const struct sockaddr_un *addr)
+{
+    uint64_t deadline = reactor_now() + QMP_ANSWER_NS;
+
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    while (connect(fd, (const struct sockaddr *)addr, sizeof(*addr)) < 0) {
+        if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (reactor_now() > deadline)
+            return -ETIMEDOUT;
+        timer_sleep(20 * NSEC_PER_MSEC);
+    }
+    fcntl(fd, F_SETFL, 0);
+    return 0;
+}
+
 SUSPENDS int qmp_connect_unix(const char *path, struct err *err)
 {
     struct sockaddr_un addr;
@@ -230,7 +247,10 @@ SUSPENDS int qmp_connect_unix(const char *path, struct err *err)
     fd = new_socket(err);
     if (fd < 0)
         return fd;
-    rc = io_connect(fd, (struct sockaddr *)&addr, sizeof(addr));
+    rc = connect_soon(fd, &addr);
+    if (rc == -ETIMEDOUT)
+        return err_set(err, rc, "'%s' has many clients that wait: its server does not answer",
+                       path);
     if (rc < 0)
         return err_errno(err, rc, "connect to '%s'", path);
     return TAKE_FD(fd);

@@ -35,6 +35,8 @@ void qmp_framer_fini(struct qmp_framer *f);
 /* Room for at least QMP_RECV bytes behind what is there, NULL when memory is out; then tell how
  * many were put there. */
 #define QMP_RECV ((size_t)4096)
+/* A peer that lives takes a connection and greets in this time: whoever waits may hold locks. */
+#define QMP_ANSWER_NS (5 * NSEC_PER_SEC)
 char *qmp_framer_room(struct qmp_framer *f);
 void qmp_framer_added(struct qmp_framer *f, size_t len);
 /* Next whole text: 1 with *ret_text borrowed until the next call of any of these, 0 when more

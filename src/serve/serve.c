@@ -132,6 +132,7 @@ static int signals_start(struct serve *s, struct err *err)
 
 SUSPENDS static void signals_stop(struct serve *s)
 {
+    serve_ask_stop(s, "start-failed"); /* it may not have run yet */
     if (s->signal_co)
         io_cancel(s->signal_co);
     co_group_wait(&s->group);
@@ -140,6 +141,23 @@ SUSPENDS static void signals_stop(struct serve *s)
 }
 
 /* ---- start ---- */
+/* A guest that may write could give a raw disk the header of an image that names any file of the
+ * host: the next start would open that. */
+static int refuse_guess(const struct serve *s, struct err *err)
+{
+    const char *path = s->opts->path;
+    size_t len = strlen(path);
+
+    if (s->opts->format || s->opts->read_only || layer_image(chain_layer(s->chain, 0)) ||
+        (len > 4 && strcmp(path + len - 4, ".raw") == 0))
+        return 0;
+    return err_set(
+        err, -EINVAL,
+        "'%s' has no format that is known: say --format raw if it is a raw disk (what its "
+        "guest writes must not decide that)",
+        path);
+}
+
 SUSPENDS static int open_disk(struct serve *s, struct err *err)
 {
     const struct serve_opts *o = s->opts;
@@ -153,6 +171,8 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
     };
     int rc = chain_open(o->path, &opts, &s->chain, err);
 
+    if (rc == 0)
+        rc = refuse_guess(s, err);
     if (rc == 0)
         rc = jobs_new(serve_job_event, s, &s->jobs);
     return rc;

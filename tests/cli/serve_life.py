@@ -42,6 +42,14 @@ def bad_starts():
     with open(D + '/file', 'w') as f:
         f.write('x')
     fails('in the way', '--qmp', D + '/file', img)
+    fails("format 'foo' is not supported", '--format', 'foo', img)
+    fails('not one of 0 to 65535', '--export', 'nbd,host=127.0.0.1,port=70000', img)
+    # a guest could make it an image that names any file
+    run('truncate', '-s', '1M', D + '/guess.img', D + '/named.raw')
+    fails('--format raw', D + '/guess.img')
+    for argv in ((D + '/guess.img', '--format', 'raw'), (D + '/guess.img', '--read-only'), (D + '/named.raw',)):
+        with Serve(argv[0], D, *argv[1:]) as s:
+            s.stop()
     if open(img, 'rb').read() != before:
         raise Failed('a refused start changed the image')
     if os.path.exists(D + '/nbd'):

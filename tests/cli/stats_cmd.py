@@ -1,5 +1,5 @@
 """varve stats: figures of served disks, totals and intervals, JSON and OpenMetrics, against requests counted by their sender."""
-import json, os, re, subprocess, sys, time
+import json, os, re, signal, socket, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from killmodel import *
 
@@ -46,6 +46,33 @@ def is_near(what, got, want):
         raise Failed('%s is %s, not %s' % (what, got, want))
 
 
+def hung(server):
+    """a server that does not answer: told, in time, also when others wait for it already"""
+    os.kill(server.p.pid, signal.SIGSTOP)
+    try:
+        sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(40)]
+        path = json.loads(varve('info', VOL, '--json'))['qmp']
+        for n in (0, 40):
+            for s in sockets[:n]:
+                try:
+                    s.connect(path)
+                except BlockingIOError:
+                    break
+            began = time.time()
+            rc, out = run(VARVE, 'stats', rc=None)
+            if rc != 1 or VOL.split(':')[1] not in out:
+                raise Failed('stats of a hung server ended with %d: %s' % (rc, out))
+            if time.time() - began > 15:
+                raise Failed('a hung server was waited for %.0f s' % (time.time() - began))
+        for s in sockets:
+            s.close()
+    finally:
+        os.kill(server.p.pid, signal.SIGCONT)
+    rc, out = run(VARVE, 'stats', path, env={'VARVE_CONFIG': D + '/none'}, rc=None)
+    if rc:
+        raise Failed('stats of a socket wants a configuration: ' + out)
+
+
 def main():
     os.makedirs(D + '/pool')
     with open(D + '/storage.cfg', 'w') as f:
@@ -81,6 +108,7 @@ def main():
             raise Failed('reads a second: %s' % lines)
         if not re.fullmatch(r'[0-9.]+(us|ms)/[0-9.]+(us|ms)', [l for l in lines if float(l[1])][0][5]):
             raise Failed('latencies: %s' % lines)
+        hung(server)
         server.stop()
     done('ok')
 

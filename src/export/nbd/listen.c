@@ -183,8 +183,12 @@ static int listen_tcp(struct nbd_server *server, const char *host, const char *p
 {
     struct resolve r = {.host = host, .port = port};
     const char *shown = host ? host : "localhost";
-    int rc = offload(resolve_blocking, &r);
+    char *end;
+    unsigned long number = strtoul(port, &end, 10); /* a resolver would take what is left of it */
 
+    if (!*end && number > UINT16_MAX)
+        return err_set(err, -EINVAL, "port '%s' is not one of 0 to 65535", port);
+    int rc = offload(resolve_blocking, &r);
     if (rc != 0)
         return err_set(err, -EADDRNOTAVAIL, "host '%s', port '%s': %s", shown, port,
                        gai_strerror(rc));
