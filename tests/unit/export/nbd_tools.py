@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The NBD server against other people's clients, and block status against qemu-nbd's.
    nbd_tools.py NBD_SERVE"""
-import json, os, random, shutil, signal, subprocess, sys, time
+import json, os, random, shutil, signal, socket, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'lib'))
 from proc import Failed, check, done, folder, need, qio, run
 
@@ -24,12 +24,17 @@ class Server:
             os.unlink(self.sock)
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL)
         for _ in range(500):
-            if os.path.exists(self.sock):
-                break
-            if self.proc.poll() is not None:
-                raise Failed('server ended with %d' % self.proc.returncode)
-            time.sleep(0.02)
-        return 'nbd+unix:///disk?socket=' + self.sock
+            k = socket.socket(socket.AF_UNIX)
+            try:
+                k.connect(self.sock) # the file is there a moment before somebody listens
+                return 'nbd+unix:///disk?socket=' + self.sock
+            except OSError:
+                if self.proc.poll() is not None:
+                    raise Failed('server ended with %d' % self.proc.returncode)
+                time.sleep(0.02)
+            finally:
+                k.close()
+        raise Failed('the server does not listen')
 
     def __exit__(self, *exc):
         self.proc.send_signal(signal.SIGTERM)
