@@ -21,12 +21,12 @@
 #include "base/own.h"
 #include "qcow2/entry.h"
 #include "qcow2/image.h"
+#include "qcow2/internal.h"
 #include "qcow2/layout.h"
 #include "qcow2/refbits.h"
 
 #define CHUNK_LEN      ((size_t)2 << 20) /* tables are written in pieces of this length */
 #define ROOMY_REFTABLE MIB
-#define FILL_IOVS      4u /* zeroes are written so many BUF_ZERO_LEN at once */
 
 /* How guest clusters are preallocated. */
 enum data_state {
@@ -300,28 +300,6 @@ static int write_tables(struct blk *blk, const struct layout *l, struct err *err
 
 /* ---- data ---- */
 
-/* Written, not unmapped: the space is to be there. */
-SUSPENDS
-static int write_zeroes(struct blk *blk, uint64_t off, uint64_t end)
-{
-    struct iovec iov[FILL_IOVS];
-
-    for (unsigned i = 0; i < FILL_IOVS; i++)
-        iov[i] = (struct iovec){(void *)(uintptr_t)buf_zeroes(), BUF_ZERO_LEN};
-    while (off < end) {
-        struct iov_iter it;
-        uint64_t len = MIN(end - off, (uint64_t)FILL_IOVS * BUF_ZERO_LEN);
-
-        iov_iter_init(&it, iov, FILL_IOVS);
-        int rc = blk_writev(blk, off, len, &it, 0);
-
-        if (rc < 0)
-            return rc;
-        off += len;
-    }
-    return 0;
-}
-
 SUSPENDS
 static int prepare_data(struct blk *blk, const struct image_create_opts *opts,
                         const struct layout *l, struct err *err)
@@ -331,7 +309,7 @@ static int prepare_data(struct blk *blk, const struct image_create_opts *opts,
     if (l->state == DATA_NONE || l->end == l->data_off)
         return 0;
     if (opts->prealloc == PREALLOC_FULL)
-        rc = write_zeroes(blk, l->data_off, l->end);
+        rc = meta_write_zeroes(blk, l->data_off, l->end);
     else if (l->state == DATA_ZEROED && !l->known_zero)
         rc = blk_zero(blk, l->data_off, l->end - l->data_off, 0);
     if (rc < 0)
@@ -357,7 +335,7 @@ static int clear_target(struct blk *blk, const struct layout *l, struct err *err
             rc = blk_resize(blk, l->end);
         return rc < 0 ? err_errno(err, rc, "resize to %llu bytes", (unsigned long long)l->end) : 0;
     }
-    rc = write_zeroes(blk, 0, l->hdr.cluster_size);
+    rc = meta_write_zeroes(blk, 0, l->hdr.cluster_size);
     if (rc == 0)
         rc = blk_flush(blk);
     return rc < 0 ? err_errno(err, rc, "wipe the old header") : 0;

@@ -211,10 +211,11 @@ enum meta_kind meta_get(const struct image *img, uint64_t cluster);
 SUSPENDS int meta_load(struct image *img,
                        struct err *err); /* all of the image's; marks bad L1 entries */
 void meta_clear(struct image *img);
-/* Zeroes for a new table's cluster, also where it reads as zero: the file must reach that far before
- * something points there, and reserved space is not enough. Writing into that later takes room of a
- * file system that may be full then, when the writes that need the table were answered. */
-SUSPENDS int meta_write_empty(struct image *img, uint64_t off);
+/* Writes zeroes to [off, end): nothing is unmapped, the space is to be there. New tables need that:
+ * the file must reach that far before something points there, and reserved space is not enough.
+ * Writing into that later takes room of a file system that may be full then, when the writes that
+ * need the table were answered. */
+SUSPENDS int meta_write_zeroes(struct blk *blk, uint64_t off, uint64_t end);
 /* The same for L1 and refcount table of an image that others made; best effort. Nothing else
  * writes now. */
 SUSPENDS void meta_back_tables(struct image *img);

@@ -268,7 +268,8 @@ SUSPENDS static int fill_table(struct image *img, const struct host_run *run, ui
 {
     uint64_t off = run->first << img->hdr.cluster_bits;
 
-    return old_off ? copy_table(img, old_off, off) : meta_write_empty(img, off);
+    return old_off ? copy_table(img, old_off, off)
+                   : meta_write_zeroes(img->blk, off, off + img->hdr.cluster_size);
 }
 
 SUSPENDS static int own_table_locked(struct image *img, uint64_t index, struct room *room)

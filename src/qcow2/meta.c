@@ -11,6 +11,8 @@
 #include "qcow2/format.h"
 #include "qcow2/internal.h"
 
+#define FILL_IOVS 4u /* zeroes are written so many BUF_ZERO_LEN at once */
+
 /* Clusters in a chunk: most linear slices lie in chunks without metadata, which one look tells. */
 #define CHUNK_BITS 8u
 
@@ -159,27 +161,31 @@ int meta_load(struct image *img, struct err *err)
     return rc < 0 ? err_errno(err, rc, "read the places of tables") : 0;
 }
 
-int meta_write_empty(struct image *img, uint64_t off)
+int meta_write_zeroes(struct blk *blk, uint64_t off, uint64_t end)
 {
-    struct buf b = {buf_get(img->hdr.cluster_size), img->hdr.cluster_size};
-    int rc = -ENOMEM;
+    struct iovec iov[FILL_IOVS];
 
-    if (b.data) {
-        memset(b.data, 0, b.len);
-        rc = blk_write(img->blk, off, b.data, b.len);
+    for (unsigned i = 0; i < FILL_IOVS; i++)
+        iov[i] = (struct iovec){(void *)(uintptr_t)buf_zeroes(), BUF_ZERO_LEN};
+    while (off < end) {
+        struct iov_iter it;
+        uint64_t len = MIN(end - off, (uint64_t)FILL_IOVS * BUF_ZERO_LEN);
+
+        iov_iter_init(&it, iov, FILL_IOVS);
+        int rc = blk_writev(blk, off, len, &it, 0);
+
+        if (rc < 0)
+            return rc;
+        off += len;
     }
-    buf_drop(&b);
-    return rc;
+    return 0;
 }
 
 /* Holes of [off, end) are written as the zeroes that they read as. */
 SUSPENDS static int fill_holes(struct image *img, uint64_t off, uint64_t end)
 {
-    struct buf b = {buf_get(64 * KIB), 64 * KIB};
-    int rc = b.data ? 0 : -ENOMEM;
+    int rc = 0;
 
-    if (rc == 0)
-        memset(b.data, 0, b.len);
     while (rc == 0 && off < end) {
         bool data = true;
         uint64_t n;
@@ -187,10 +193,9 @@ SUSPENDS static int fill_holes(struct image *img, uint64_t off, uint64_t end)
         rc = blk_status(img->blk, off, end - off, &data, &n);
         n = MIN(align_up(n, 512), end - off);
         if (rc == 0 && !data)
-            rc = blk_write(img->blk, off, b.data, n = MIN(n, b.len));
+            rc = meta_write_zeroes(img->blk, off, off + n);
         off += n;
     }
-    buf_drop(&b);
     return rc;
 }
 

@@ -306,7 +306,7 @@ int refcount_block_in(struct image *img, uint64_t index, uint64_t cluster)
     int rc = vec_reserve(&img->reftable_dirty, img->reftable_dirty.len + 1);
     /* fresh space too: a power cut must not leave the table pointing behind the file's end */
     if (rc == 0)
-        rc = meta_write_empty(img, off);
+        rc = meta_write_zeroes(img->blk, off, off + img->hdr.cluster_size);
     if (rc == 0)
         rc = meta_add(img, cluster, 1, META_REFBLOCK);
     if (rc < 0)
