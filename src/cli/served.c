@@ -71,12 +71,18 @@ SUSPENDS static int one(struct volcmd *cmd, const char *text, served_fn *fn, voi
     return rc;
 }
 
-/* *ret_silent: disks that are served and do not answer. */
-SUSPENDS static int each_of_pool(struct volcmd *cmd, const struct pool *pool, served_fn *fn,
-                                 void *ctx, unsigned *ret_silent, struct err *err)
+struct each {
+    struct volcmd *cmd;
+    served_fn *fn;
+    void *ctx;
+    unsigned silent; /* disks that are served and do not answer */
+};
+
+SUSPENDS_UNCHECKED static int each_of_pool(const struct pool *pool, void *ctx, struct err *err)
 {
+    struct each *each = ctx;
     struct vol_list *list;
-    int rc = vol_list_get(cmd->cfg, pool, &list, err);
+    int rc = vol_list_get(each->cmd->cfg, pool, &list, err);
 
     if (rc < 0)
         return rc;
@@ -85,11 +91,11 @@ SUSPENDS static int each_of_pool(struct volcmd *cmd, const struct pool *pool, se
 
         if (!list->vols[i]->served)
             continue;
-        int one_rc = one(cmd, list->vols[i]->id, fn, ctx, &why);
+        int one_rc = one(each->cmd, list->vols[i]->id, each->fn, each->ctx, &why);
         if (one_rc == 0 || one_rc == -ENOENT || one_rc == -ECONNREFUSED || one_rc == -EPIPE)
             continue; /* its server has ended meanwhile */
-        fprintf(stderr, "varve %s: %s\n", cmd->args->command->name, err_text(&why));
-        ++*ret_silent;
+        fprintf(stderr, "varve %s: %s\n", each->cmd->args->command->name, err_text(&why));
+        each->silent++;
     }
     vol_list_free(list);
     return 0;
@@ -97,22 +103,11 @@ SUSPENDS static int each_of_pool(struct volcmd *cmd, const struct pool *pool, se
 
 int served_each(struct volcmd *cmd, served_fn *fn, void *ctx, struct err *err)
 {
+    struct each each = {.cmd = cmd, .fn = fn, .ctx = ctx};
     const char *only = args_operand(cmd->args, 0);
-    const struct config *cfg = cmd->cfg;
-    const struct pool *pool;
-    int status = EXIT_DONE;
-    unsigned silent = 0;
 
     if (only)
         return one(cmd, only, fn, ctx, err);
-    for (unsigned i = 0; i < cfg->nb_pools; i++) {
-        if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
-            continue;
-        if (each_of_pool(cmd, pool, fn, ctx, &silent, err) < 0) {
-            fprintf(stderr, "varve %s: %s: %s\n", cmd->args->command->name, pool->id,
-                    err_text(err));
-            status = EXIT_FAILED;
-        }
-    }
-    return silent ? EXIT_FAILED : status;
+    int status = volcmd_each_pool(cmd, each_of_pool, &each, err);
+    return each.silent ? EXIT_FAILED : status;
 }

@@ -93,8 +93,9 @@ static void list_orphan(struct list_out *out, const char *orphan)
     json_array_append_new(out->json, json_pack("{s:s, s:s}", "id", orphan, "kind", "orphan"));
 }
 
-SUSPENDS static int list_pool(struct list_out *out, const struct pool *pool, struct err *err)
+SUSPENDS_UNCHECKED static int list_pool(const struct pool *pool, void *ctx, struct err *err)
 {
+    struct list_out *out = ctx;
     struct vol_list *list;
     int rc = vol_list_get(out->cmd->cfg, pool, &list, err);
 
@@ -129,23 +130,12 @@ static int take_kinds(struct list_out *out, struct err *err)
 SUSPENDS static int list_pools(struct list_out *out, struct err *err)
 {
     const char *only = args_operand(out->cmd->args, 0);
-    const struct config *cfg = out->cmd->cfg;
     const struct pool *pool;
-    int status = EXIT_DONE;
 
-    if (only) {
-        int rc = config_pool(cfg, only, &pool, err);
-        return rc < 0 ? rc : list_pool(out, pool, err);
-    }
-    for (unsigned i = 0; i < cfg->nb_pools; i++) {
-        if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
-            continue;
-        if (list_pool(out, pool, err) < 0) {
-            fprintf(stderr, "varve list: %s: %s\n", pool->id, err_text(err));
-            status = EXIT_FAILED;
-        }
-    }
-    return status;
+    if (!only)
+        return volcmd_each_pool(out->cmd, list_pool, out, err);
+    int rc = config_pool(out->cmd->cfg, only, &pool, err);
+    return rc < 0 ? rc : list_pool(pool, out, err);
 }
 
 SUSPENDS static int list(struct volcmd *cmd, struct err *err)

@@ -89,6 +89,24 @@ int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, stru
     return vol_parse(args_operand(cmd->args, n), ret, err);
 }
 
+int volcmd_each_pool(struct volcmd *cmd, volcmd_pool_fn *fn, void *ctx, struct err *err)
+{
+    const struct config *cfg = cmd->cfg;
+    const struct pool *pool;
+    int status = EXIT_DONE;
+
+    for (unsigned i = 0; i < cfg->nb_pools; i++) {
+        if (config_pool(cfg, cfg->pools[i].id, &pool, NULL) < 0)
+            continue;
+        if (fn(pool, ctx, err) < 0) {
+            fprintf(stderr, "varve %s: %s: %s\n", cmd->args->command->name, pool->id,
+                    err_text(err));
+            status = EXIT_FAILED;
+        }
+    }
+    return status;
+}
+
 void volcmd_done(struct volcmd *cmd)
 {
     if (!cmd->json)

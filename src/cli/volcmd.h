@@ -21,6 +21,10 @@ int volcmd_run(const struct args *args, const char *what,
                int (*fn)(struct volcmd *cmd, struct err *err));
 /* Parses operand n as a volume or snapshot. */
 int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, struct err *err);
+/* Calls fn for each pool that can be used. One that fails is told, does not hide the others, and
+ * makes the result EXIT_FAILED. */
+typedef int volcmd_pool_fn(const struct pool *pool, void *ctx, struct err *err);
+SUSPENDS int volcmd_each_pool(struct volcmd *cmd, volcmd_pool_fn *fn, void *ctx, struct err *err);
 /* Ends an operation: with --json an object with the command, the volumes and what was said. */
 void volcmd_done(struct volcmd *cmd);
 
