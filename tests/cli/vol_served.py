@@ -3,15 +3,14 @@ manager at every step, with the server alive or killed too, and recovery. Whatev
 
   vol_served.py [all] [SCENARIO ...]     all: every step; else every third one, by VARVE_SEED
 """
-import collections, os, subprocess, sys, time
+import os, subprocess, sys, time
 from volmodel import MIB, Pool, sha, short
-from proc import Failed, LONG, SEED, VARVE, done, folder, need, run
+from proc import Failed, LONG, SEED, VARVE, done, need, run
+from crashpoints import BASE, NAMES, points, thin
 from volserver import Served
 
 need('qemu-img', 'qemu-io')
-BASE = folder()
 V, C = '100/vm-100-disk-0', '101/vm-101-disk-0'
-NAMES = [a for a in sys.argv[1:] if a != 'all']
 PARTS = 1 if LONG or 'all' in sys.argv else 3
 SCENARIOS = []
 
@@ -185,16 +184,6 @@ def resize(pool):
     return s, ['resize', pool.id(V), '8M'], lambda p: p.vols[V].update({None: p.vols[V][None] + bytes(4 * MIB)})
 
 
-def points(path):
-    seen, out = collections.Counter(), []
-    with open(path) as f:
-        for name in f.read().split():
-            seen[name] += 1
-            out.append((name, seen[name]))
-    total = collections.Counter(n for n, _ in out)
-    return out if LONG else [(n, i) for n, i in out if i <= 2 or i == total[n]]
-
-
 def fresh(f):
     home = os.path.join(BASE, 'try')
     subprocess.run(['rm', '-rf', home], check=True)
@@ -223,7 +212,7 @@ def whole(f):
         s.stop()
     finally:
         s.kill()
-    return points(listing)
+    return thin(points(listing))
 
 
 def states(before, after):

@@ -4,6 +4,16 @@
 
 #include "sectors.h"
 
+struct config { /* what image a run is about */
+    const char *name;
+    struct image_create_opts create;
+    uint64_t cache_bytes;
+    bool has_below;
+    uint64_t fixed_len;   /* a volume of this length, with old data; 0: a file */
+    unsigned max_sectors; /* of one operation */
+    unsigned legs;        /* sessions of a walk (walk.h); 0: LEGS */
+};
+
 struct load {
     struct sectors *sectors;
     struct image *img;

@@ -19,15 +19,6 @@
 
 #define WRITERS 6u
 
-struct config {
-    const char *name;
-    struct image_create_opts create;
-    uint64_t cache_bytes;
-    bool has_below;
-    uint64_t fixed_len;   /* a volume of this length, with old data; 0: a file */
-    unsigned max_sectors; /* of one operation */
-};
-
 struct world {
     const struct config *cfg;
     uint64_t seed, rng;

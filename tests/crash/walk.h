@@ -5,20 +5,10 @@
 #ifndef VARVE_TESTS_WALK_H
 #define VARVE_TESTS_WALK_H
 
-#include "qcow2/image.h"
 #include "rt/timer.h"
+#include "load.h"
 
 #define BOUND_NS (1000 * NSEC_PER_MSEC) /* what docs/durability.md promises */
-
-struct config {
-    const char *name;
-    struct image_create_opts create;
-    uint64_t cache_bytes;
-    bool has_below;
-    uint64_t fixed_len; /* a volume of this length, with old data; 0: a file */
-    unsigned max_sectors;
-    unsigned legs; /* sessions of a walk; 0: LEGS */
-};
 
 enum mutation { /* of the world; those of the product are flush_mutation */
                 AS_IS,
