@@ -48,6 +48,12 @@ static int64_t now_ms(void)
     return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
+/* When `ms` have passed for certain: now_ms() is the begun millisecond, not the exact time. */
+static int64_t ms_from_now(int64_t ms)
+{
+    return now_ms() + ms + 1;
+}
+
 /* ---- start ---- */
 
 static bool is_overridden(const char *entry, const char *const *env)
@@ -210,7 +216,7 @@ static bool press(struct exec *e)
         return false;
     int sig = signals[e->nb_signals++];
     kill(e->opts->own_group ? -e->pid : e->pid, sig);
-    e->next = now_ms() + (sig == SIGKILL ? KILLED_WAIT_MS : (int64_t)e->opts->grace_ms);
+    e->next = ms_from_now(sig == SIGKILL ? KILLED_WAIT_MS : (int64_t)e->opts->grace_ms);
     return true;
 }
 
@@ -259,7 +265,7 @@ static int exec_child(struct exec *e)
 {
     int rc = start(e);
 
-    e->next = e->opts->limit_ms ? now_ms() + e->opts->limit_ms : NEVER;
+    e->next = e->opts->limit_ms ? ms_from_now(e->opts->limit_ms) : NEVER;
     if (rc == 0)
         rc = follow(e);
     closep(&e->out[0].fd);
