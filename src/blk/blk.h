@@ -131,6 +131,24 @@ int blk_file_fd(const struct blk *blk); /* -1 if it is no file */
 SUSPENDS int blk_file_reopen(struct blk *blk, bool writable, enum blk_lock lock, struct err *err);
 void blk_file_set_name(struct blk *blk, const char *path); /* the file was renamed */
 
+/* ---- provider.c: block devices that a volume manager looks after ---- */
+/* All but owns() may wait; called on the reactor of whoever opens or writes. */
+struct blk_provider {
+    bool (*owns)(const char *path); /* text only */
+    /* The device is there when it returns. *ret_handle tells it from the others whatever it is renamed to; the
+     * caller frees it. */
+    int (*provide)(const char *path, char **ret_handle, struct err *err);
+    /* It has `len` bytes or more when it returns. -ENOSPC: there is no room, as yet. */
+    int (*extend)(const char *handle, uint64_t len, struct err *err);
+};
+/* One a process, before the first device is opened; stays the caller's. NULL: none. blk_file_open() calls
+ * provide() for the paths it owns. */
+void blk_set_provider(const struct blk_provider *provider);
+/* Can a device of fixed length be made longer? */
+bool blk_is_extendable(const struct blk *blk);
+/* Asks for at least `len` bytes and takes note of the length the device has then. -ENOTSUP. */
+SUSPENDS int blk_extend(struct blk *blk, uint64_t len, struct err *err);
+
 /* ---- lock.c: byte-range OFD locks as QEMU takes them ---- */
 /* 0, -EBUSY with who in err if /proc tells (after a few tries, some 50 ms), or -errno. Blocks: for
  * helper threads and plain code. Locks go with the descriptor. */
