@@ -1,8 +1,8 @@
 /*
- * The few fields of a qcow2 header that a listing needs, read with one pread from a plain
- * descriptor: no locks, no coroutine, no engine. Opening an image for I/O goes through
- * qcow2/header.c, which checks everything; here only what is used is checked. Spec: "Header",
- * "Header extensions", "Backing file format name".
+ * The few fields of a qcow2 header that a listing needs, from its first bytes: no locks, no
+ * coroutine, no engine. Opening an image for I/O goes through qcow2/header.c, which checks
+ * everything; here only what is used is checked. Spec: "Header", "Header extensions", "Backing file
+ * format name".
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,16 +11,17 @@
 #include "qcow2/header.h"
 #include "vol/internal.h"
 
-#define HEAD_BYTES 4096u /* holds header, extensions and backing name of nearly every image */
+#define NAME_CUT "the name of the backing file is cut off"
 
 struct raw_head {
-    uint8_t data[HEAD_BYTES];
+    const uint8_t *data;
     size_t len;
     unsigned version;
     uint64_t cluster_size;
 };
 
-static int read_backing_name(int fd, const struct raw_head *raw, struct head *ret, struct err *err)
+static int read_backing_name(const struct raw_head *raw, struct head *ret, size_t *ret_need,
+                             struct err *err)
 {
     const struct qcow2_disk_header *disk = (const void *)raw->data;
     uint64_t off = be64_get(disk->backing_off);
@@ -30,14 +31,14 @@ static int read_backing_name(int fd, const struct raw_head *raw, struct head *re
         return 0;
     if (len == 0 || len > QCOW2_BACKING_NAME_MAX || !range_ok(off, len, raw->cluster_size))
         return err_set(err, -EUCLEAN, "the name of the backing file is out of place");
-    char *name = calloc(1, len + 1);
+    if (!range_ok(off, len, raw->len)) {
+        *ret_need = off + len;
+        return err_set(err, -ENOBUFS, NAME_CUT);
+    }
+    char *name = ret->backing = calloc(1, len + 1);
     if (!name)
         return err_set(err, -ENOMEM, "out of memory");
-    ret->backing = name;
-    if (range_ok(off, len, raw->len))
-        memcpy(name, raw->data + off, len);
-    else if (pread(fd, name, len, (off_t)off) != (ssize_t)len)
-        return err_set(err, -EUCLEAN, "the name of the backing file is cut off");
+    memcpy(name, raw->data + off, len);
     if (strlen(name) != len)
         return err_set(err, -EUCLEAN, "the name of the backing file holds a NUL byte");
     return 0;
@@ -92,18 +93,10 @@ static const char *find_special(const struct raw_head *raw)
     return NULL;
 }
 
-int head_read(int fd, struct head *ret, struct err *err)
+static int check_raw(struct raw_head *raw, struct err *err)
 {
-    _cleanup_(freep) struct raw_head *raw = malloc(sizeof(*raw));
-    struct head head = {0};
-
-    if (!raw)
-        return err_set(err, -ENOMEM, "out of memory");
-    ssize_t n = pread(fd, raw->data, sizeof(raw->data), 0);
-    if (n < 0)
-        return err_errno(err, -errno, "read header");
-    raw->len = (size_t)n;
     const struct qcow2_disk_header *disk = (const void *)raw->data;
+
     if (raw->len < QCOW2_V2_HEADER_LEN || be32_get(disk->magic) != QCOW2_MAGIC)
         return err_set(err, -EINVAL, "not a qcow2 image");
     raw->version = be32_get(disk->version);
@@ -115,12 +108,23 @@ int head_read(int fd, struct head *ret, struct err *err)
     if (raw->version == 3 && raw->len < QCOW2_V3_HEADER_LEN)
         return err_set(err, -EUCLEAN, "the header is cut off");
     raw->cluster_size = 1ull << bits;
-    head.virtual_len = be64_get(disk->size);
-    head.special = find_special(raw);
-    int rc = check_tables(raw, &head, err);
+    return 0;
+}
+
+int head_parse(const void *data, size_t len, struct head *ret, size_t *ret_need, struct err *err)
+{
+    struct raw_head raw = {.data = data, .len = len};
+    struct head head = {0};
+    int rc = check_raw(&raw, err);
+
+    if (rc < 0)
+        return rc;
+    head.virtual_len = be64_get(((const struct qcow2_disk_header *)data)->size);
+    head.special = find_special(&raw);
+    rc = check_tables(&raw, &head, err);
     if (rc == 0)
-        rc = read_backing_name(fd, raw, &head, err);
-    if (rc == 0 && read_backing_format(raw, &head) < 0)
+        rc = read_backing_name(&raw, &head, ret_need, err);
+    if (rc == 0 && read_backing_format(&raw, &head) < 0)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc < 0) {
         head_fini(&head);
@@ -128,6 +132,26 @@ int head_read(int fd, struct head *ret, struct err *err)
     }
     *ret = head;
     return 0;
+}
+
+int head_read(int fd, struct head *ret, struct err *err)
+{
+    size_t want = HEAD_LEN, need = 0;
+
+    for (;;) {
+        _cleanup_(freep) void *data = malloc(want);
+        if (!data)
+            return err_set(err, -ENOMEM, "out of memory");
+        ssize_t n = pread(fd, data, want, 0);
+        if (n < 0)
+            return err_errno(err, -errno, "read header");
+        int rc = head_parse(data, (size_t)n, ret, &need, err);
+        if (rc != -ENOBUFS)
+            return rc;
+        if ((size_t)n < want || need <= want)
+            return err_set(err, -EUCLEAN, NAME_CUT);
+        want = need;
+    }
 }
 
 void head_fini(struct head *head)

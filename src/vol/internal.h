@@ -39,6 +39,10 @@ struct head {
 /* Reads at most the first cluster. -EINVAL not qcow2, -EUCLEAN contradictions; err has the reason.
  */
 int head_read(int fd, struct head *ret, struct err *err);
+/* The same from the first len bytes of an image: HEAD_LEN (or what there is) do for nearly every
+ * one. -ENOBUFS: *ret_need bytes do for this one (no more than a cluster). data: aligned to 8. */
+#define HEAD_LEN 4096u
+int head_parse(const void *data, size_t len, struct head *ret, size_t *ret_need, struct err *err);
 void head_fini(struct head *head);
 
 /* ---- catalog.c: one scan of a pool's directory ---- */

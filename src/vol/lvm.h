@@ -67,10 +67,16 @@ struct lvm_lv {
     int64_t made;                /* seconds since 1970; 0: unknown */
     enum lvm_state active, open; /* on this host */
     bool partial, suspended;
+    /* Where its first bytes are on disk, for who has it not active: from head_off of the PV on,
+     * head_len contiguous bytes (the first segment, or stripe). NULL: the PV is missing, or the LV
+     * is no plain one (linear, striped). */
+    const char *head_pv;
+    uint64_t head_off, head_len;
 };
 struct lvm_pv {
     const char *name; /* the device; "[unknown]" */
     bool missing;
+    uint64_t data_off; /* of its first extent */
 };
 struct lvm_vg {
     const char *name, *uuid, *attr;
@@ -137,6 +143,17 @@ SUSPENDS int lvm_activate(struct lvm *lvm, const char *const *names, enum lvm_mo
 SUSPENDS int lvm_deactivate(struct lvm *lvm, const char *const *names, struct err *err);
 /* Loads what the metadata says now into active LVs of this host. */
 SUSPENDS int lvm_refresh(struct lvm *lvm, const char *const *names, struct err *err);
+
+/* ---- lvm_head.c: the first bytes of LVs that need not be active (many: lvm_head.h) ---- */
+/*
+ * Reads len bytes (a multiple of 4096, buf aligned to 4096) as they are on disk now: through the
+ * node root/NAME if this host has the LV active, else from its PV. Never from a cache: another host
+ * may have written there.
+ *
+ * Errors   -ENODATA neither is possible: the LV has to be activated.   -EIO and the like of reads.
+ */
+SUSPENDS int lvm_head_read(const struct lvm_lv *lv, const char *root, void *buf, size_t len,
+                           struct err *err);
 
 /* ---- lvm_name.c: names, device nodes, lengths; no command but where said ---- */
 /* Would LVM take it? Characters, reserved words, and the length together with the VG's name as

@@ -12,7 +12,9 @@
 #define VG_FIELDS                                                                                  \
     "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_size,vg_free,vg_attr,vg_lock_type,vg_tags,"        \
     "vg_mda_size,vg_mda_free"
-#define LV_FIELDS "lv_name,lv_uuid,lv_size,lv_attr,lv_layout,lv_tags,lv_time"
+#define LV_FIELDS  "lv_name,lv_uuid,lv_size,lv_attr,lv_layout,lv_tags,lv_time"
+#define PV_FIELDS  "pv_name,pv_missing,pe_start"
+#define SEG_FIELDS "lv_name,segtype,seg_start_pe,seg_size_pe,stripe_size,devices"
 
 typedef VEC(char *) tag_list;
 
@@ -110,9 +112,71 @@ static int read_pv(struct lvm_vg *vg, const json_t *row, struct err *err)
         .missing = *text_of(row, "pv_missing") != 0,
     };
 
+    int rc = pv.missing ? 0 : number_of(row, "pe_start", &pv.data_off, err);
+
+    if (rc < 0)
+        return rc;
     vg->nb_missing += pv.missing;
-    int rc = vec_push(&vg->pvs, pv);
+    rc = vec_push(&vg->pvs, pv);
     return rc < 0 ? err_errno(err, rc, "read LVM's report") : 0;
+}
+
+/* The first of "/dev/sda(12),/dev/sdb(0)": a PV that is there, and the extent on it. Areas that are
+ * LVs themselves (pvmove, RAID) have names without a slash. */
+static const struct lvm_pv *first_area(const struct lvm_vg *vg, const char *areas,
+                                       uint64_t *ret_extent)
+{
+    vec_for_each(pv, &vg->pvs) {
+        size_t len = strlen(pv->name);
+        char *end;
+
+        if (pv->missing || strncmp(areas, pv->name, len) != 0 || areas[len] != '(')
+            continue;
+        errno = 0;
+        *ret_extent = strtoull(areas + len + 1, &end, 10);
+        return errno || end == areas + len + 1 || *end != ')' ? NULL : pv;
+    }
+    return NULL;
+}
+
+/* Its bytes are those of the PV at the same place. Not so a snapshot of LVM's own, nor an origin
+ * that one is merged into. */
+static bool is_plain(const struct lvm_lv *lv, const char *segtype)
+{
+    return (lv->attr[0] == '-' || lv->attr[0] == 'o') &&
+           (strcmp(segtype, "linear") == 0 || strcmp(segtype, "striped") == 0);
+}
+
+/* The segment that an LV begins with tells where its first bytes are. */
+static int read_seg(struct lvm_vg *vg, const json_t *row, struct err *err)
+{
+    struct lvm_lv *lv = lvm_vg_find(vg, text_of(row, "lv_name"));
+    const char *segtype = text_of(row, "segtype");
+    uint64_t start, nb_extents, stripe, extent, off;
+
+    if (!lv || !is_plain(lv, segtype))
+        return 0;
+    int rc = number_of(row, "seg_start_pe", &start, err);
+    if (rc < 0 || start != 0)
+        return rc;
+    rc = number_of(row, "seg_size_pe", &nb_extents, err);
+    if (rc == 0)
+        rc = number_of(row, "stripe_size", &stripe, err);
+    if (rc < 0)
+        return rc;
+    const struct lvm_pv *pv = first_area(vg, text_of(row, "devices"), &extent);
+    if (!pv)
+        return 0;
+    if (strcmp(segtype, "linear") == 0)
+        stripe = MIN(nb_extents, UINT64_MAX / vg->extent_len) * vg->extent_len;
+    if (__builtin_mul_overflow(extent, vg->extent_len, &off) ||
+        __builtin_add_overflow(off, pv->data_off, &off))
+        return err_set(err, -EUCLEAN, "LVM's report has LV '%s' behind the end of any device",
+                       lv->name);
+    lv->head_pv = pv->name;
+    lv->head_off = off;
+    lv->head_len = MIN(stripe, lv->len);
+    return 0;
 }
 
 static int read_vg(struct lvm_vg *vg, const json_t *row, struct err *err)
@@ -178,7 +242,7 @@ static int read_report(struct lvm_vg *vg, const json_t *report, struct err *err)
         rc = read_rows(vg, json_object_get(report, "lv"), read_lv, err);
     if (rc == 0)
         sort_items(vg->lvs.data, vg->lvs.len, sizeof(*vg->lvs.data), by_name);
-    return rc;
+    return rc < 0 ? rc : read_rows(vg, json_object_get(report, "seg"), read_seg, err);
 }
 
 int lvm_report_parse(const char *text, const char *name, struct lvm_vg **ret, struct err *err)
@@ -206,9 +270,9 @@ int lvm_report_parse(const char *text, const char *name, struct lvm_vg **ret, st
 int lvm_report(struct lvm *lvm, struct lvm_vg **ret, struct err *err)
 {
     static const char *const fields[][2] = {
-        {"vg", VG_FIELDS},  {"pv", "pv_name,pv_missing"},
-        {"lv", LV_FIELDS},  {"pvseg", "pvseg_start"}, /* these two cannot be left out */
-        {"seg", "segtype"},
+        {"vg", VG_FIELDS},   {"pv", PV_FIELDS},
+        {"lv", LV_FIELDS},   {"pvseg", "pvseg_start"}, /* which cannot be left out */
+        {"seg", SEG_FIELDS},
     };
     struct lvm_cmd cmd;
     _cleanup_(freep) char *out = NULL;

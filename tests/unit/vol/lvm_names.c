@@ -243,7 +243,8 @@ TEST(a_report_is_read)
 
     CHECK_EQ(
         parse(
-            VG(",\"pv\":[{\"pv_name\":\"/dev/a\",\"pv_missing\":\"\"},{\"pv_name\":\"[unknown]\","
+            VG(",\"pv\":[{\"pv_name\":\"/dev/a\",\"pv_missing\":\"\",\"pe_start\":"
+               "\"1\"},{\"pv_name\":\"[unknown]\","
                "\"pv_missing\":\"missing\"}],\"lv\":[" LV("b", "8388608", "-wi-ao----") "," LV(
                    "a", "4194304",
                    "-wi-XX--X-") "," LV("c", "1", "-wi-s---p-") "," LV("d", "1", "-wi-------") "]"),
@@ -264,6 +265,68 @@ TEST(a_report_is_read)
     CHECK_STR(err_text(&err),
               "1 of 2 physical volumes of VG 'vt' are missing; bring them back first");
     lvm_vg_free(vg);
+}
+
+static int parse_lv(const char *attr, const char *segs, struct lvm_vg **ret)
+{
+    char text[2048];
+
+    snprintf(text, sizeof(text),
+             VG(",\"pv\":[{\"pv_name\":\"/dev/a\",\"pv_missing\":\"\",\"pe_start\":\"1048576\"},"
+                "{\"pv_name\":\"/dev/ab\",\"pv_missing\":\"\",\"pe_start\":\"9437184\"},"
+                "{\"pv_name\":\"[unknown]\",\"pv_missing\":\"missing\",\"pe_start\":\"\"}],"
+                "\"lv\":[" LV("a", "16777216", "%s") "],\"seg\":[%s]"),
+             attr, segs);
+    return parse(text, ret);
+}
+
+#define SEG(type, start, stripe, devices)                                                          \
+    "{\"lv_name\":\"a\",\"segtype\":\"" type "\",\"seg_start_pe\":\"" start                        \
+    "\",\"seg_size_pe\":\"2\",\"stripe_size\":\"" stripe "\",\"devices\":\"" devices "\"}"
+
+TEST(a_report_tells_where_an_lv_begins)
+{
+    static const struct {
+        const char *attr, *segs, *pv;
+        uint64_t off, len;
+    } cases[] = {
+        {"-wi-------", SEG("linear", "0", "0", "/dev/ab(7)"), "/dev/ab", 37 * MIB, 8 * MIB},
+        {"-wi-a-----", SEG("linear", "0", "0", "/dev/a(0)"), "/dev/a", MIB, 8 * MIB},
+        {"owi-------",
+         SEG("linear", "2", "0", "/dev/ab(0)") "," SEG("linear", "0", "0", "/dev/a(3)"), "/dev/a",
+         13 * MIB, 8 * MIB},
+        {"-wi-------", SEG("striped", "0", "65536", "/dev/ab(1),/dev/a(0)"), "/dev/ab", 13 * MIB,
+         64 * KIB},
+        {"-wi-----p-", SEG("striped", "0", "65536", "/dev/a(1),[unknown](0)"), "/dev/a", 5 * MIB,
+         64 * KIB},
+        {"-wi-----p-", SEG("linear", "0", "0", "[unknown](0)"), NULL, 0, 0},
+        {"swi-------", SEG("linear", "0", "0", "/dev/a(9)"), NULL, 0, 0}, /* differences alone */
+        {"Owi-------", SEG("linear", "0", "0", "/dev/a(9)"), NULL, 0, 0},
+        {"Vwi-------", SEG("thin", "0", "0", ""), NULL, 0, 0},
+        {"rwi-------", SEG("raid1", "0", "0", "a_rimage_0(0),a_rimage_1(0)"), NULL, 0, 0},
+        {"-wI-------", SEG("linear", "0", "0", "pvmove0(0)"), NULL, 0, 0},
+        {"-wi-------", SEG("linear", "0", "0", "/dev/a(x)"), NULL, 0, 0},
+        {"-wi-------", "", NULL, 0, 0},
+    };
+    struct lvm_vg *vg = NULL;
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CHECK_EQ(parse_lv(cases[i].attr, cases[i].segs, &vg), 0);
+        const struct lvm_lv *lv = lvm_vg_find(vg, "a");
+        if (lv->head_off != cases[i].off || lv->head_len != cases[i].len)
+            test_fail(__FILE__, __LINE__, "%s: at %llu, %llu bytes", cases[i].segs,
+                      (unsigned long long)lv->head_off, (unsigned long long)lv->head_len);
+        CHECK(!lv->head_pv == !cases[i].pv);
+        if (lv->head_pv)
+            CHECK_STR(lv->head_pv, cases[i].pv);
+        lvm_vg_free(vg);
+    }
+    vg = NULL;
+    CHECK_EQ(parse_lv("-wi-------", SEG("linear", "x", "0", "/dev/a(0)"), &vg), -EUCLEAN);
+    CHECK_EQ(parse_lv("-wi-------", SEG("linear", "0", "", "/dev/a(0)"), &vg), -EUCLEAN);
+    CHECK_EQ(parse_lv("-wi-------", SEG("linear", "0", "0", "/dev/a(9999999999999999)"), &vg),
+             -EUCLEAN);
+    CHECK(!vg);
 }
 
 TEST(reports_that_are_none)
