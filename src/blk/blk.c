@@ -476,10 +476,62 @@ int blk_discard(struct blk *blk, uint64_t off, uint64_t len)
 
 /* ---- length and allocation ---- */
 
+/* What a volume held before is nobody's to see. */
+SUSPENDS static int zero_new_space(struct blk *blk, uint64_t off, uint64_t len)
+{
+    blk->stats.zeroes++;
+    int rc = blk->ops->zero ? blk->ops->zero(blk, off, len, BLK_MAY_UNMAP) : -ENOTSUP;
+    if (rc != -ENOTSUP)
+        return rc;
+    for (rc = 0; rc == 0 && len > 0;) {
+        size_t n = MIN(len, (uint64_t)BUF_ZERO_LEN);
+        IOV_ITER_BUF(it, vec, buf_zeroes(), n);
+
+        rc = dev_writev(blk, off, n, &it, 0);
+        off += n;
+        len -= n;
+    }
+    return rc;
+}
+
+int blk_resize_prepare(struct blk *blk, uint64_t len, struct err *err)
+{
+    uint64_t from = MAX(blk->len, blk->ready_len), now = 0;
+
+    len = align_up(len, MAX(blk->align, 512u));
+    if (!blk->extendable)
+        return err_set(err, -ENOTSUP, "'%s' cannot be made longer", blk->name);
+    if (!blk->writable || blk->flush_failed)
+        return err_errno(err, blk->writable ? -EIO : -EROFS, "resize");
+    if (len <= from)
+        return 0;
+    int rc = blk->ops->extend(blk, len, &now, err);
+    if (rc == 0 && now < len)
+        rc = err_set(err, -EIO, "'%s' did not become long enough", blk->name);
+    if (rc < 0)
+        return rc;
+    rc = zero_new_space(blk, from, len - from);
+    if (rc < 0)
+        return err_errno(err, rc, "zero the new space");
+    blk->ready_len = MAX(blk->ready_len, len);
+    return 0;
+}
+
+SUSPENDS static int resize_volume(struct blk *blk, uint64_t len)
+{
+    int rc = len > blk->len ? blk_resize_prepare(blk, len, NULL) : -ENOTSUP;
+
+    if (rc == 0)
+        blk->len = align_up(len, MAX(blk->align, 512u));
+    return rc;
+}
+
 int blk_resize(struct blk *blk, uint64_t len)
 {
     if (len == blk->len)
         return 0;
+    if (blk->extendable)
+        return resize_volume(blk, len);
     int rc = blk->fixed_len || !blk->ops->resize ? -ENOTSUP : check_change(blk, 0, len);
     if (rc < 0)
         return rc;

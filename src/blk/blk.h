@@ -53,8 +53,12 @@ struct blk_ops {
     uint64_t (*hole_bytes)(struct blk *blk);
     /* reserves space for [off, off+len) without changing content; grows the file; -ENOTSUP ok */
     int (*preallocate)(struct blk *blk, uint64_t off, uint64_t len);
+    /* it has len bytes or more when it returns, *ret_len of them; len 0: only tells. NULL: cannot
+     */
+    int (*extend)(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err *err);
     /* which file or device it is, for as long as the host is up: a file as its file system numbers
-     * it; a block device: dev is UINT64_MAX, ino its number. NULL: it is nowhere to be found again */
+     * it; a block device: dev is UINT64_MAX, ino its number; one with a handle: both are a hash of
+     * that. NULL: it is nowhere to be found again */
     int (*identity)(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino);
     void (*close)(struct blk *blk); /* frees the struct around blk, not its name */
 };
@@ -63,11 +67,13 @@ struct blk {
     const struct blk_ops *ops;
     char *name;         /* for messages: the path; owned */
     uint64_t len;       /* bytes now */
+    uint64_t ready_len; /* extendable: bytes that blk_resize_prepare has made ready */
     uint32_t align;     /* offset and length of a device request; power of two, >= 1 */
     uint32_t mem_align; /* buffer address */
     uint32_t io_unit;   /* metadata unit: max(512, physical block) */
     bool writable;
     bool fixed_len;      /* block device: cannot grow by writing */
+    bool extendable;     /* with fixed_len: but by blk_extend */
     bool zero_tail;      /* space gained by growing reads as zero (files) */
     bool fresh_zero;     /* space never written reads as zero (files; not block devices) */
     bool flush_failed;   /* sticky */
@@ -92,6 +98,9 @@ SUSPENDS int blk_zero(struct blk *blk, uint64_t off, uint64_t len, unsigned flag
 SUSPENDS int blk_discard(struct blk *blk, uint64_t off, uint64_t len);
 SUSPENDS int blk_flush(struct blk *blk);
 SUSPENDS int blk_resize(struct blk *blk, uint64_t len);
+/* The long part of growing a device that is extendable, beside other requests: it is extended, and
+ * zeroes are written to what is new of it, which blk_resize then shows. -ENOTSUP: it is not. */
+SUSPENDS int blk_resize_prepare(struct blk *blk, uint64_t len, struct err *err);
 SUSPENDS int blk_preallocate(struct blk *blk, uint64_t off, uint64_t len);
 /* Holes read as zero. A write that was answered before the call is seen; one under way need not be.
  */
@@ -135,19 +144,23 @@ void blk_file_set_name(struct blk *blk, const char *path); /* the file was renam
 /* All but owns() may wait; called on the reactor of whoever opens or writes. */
 struct blk_provider {
     bool (*owns)(const char *path); /* text only */
-    /* The device is there when it returns. *ret_handle tells it from the others whatever it is renamed to; the
-     * caller frees it. */
-    int (*provide)(const char *path, char **ret_handle, struct err *err);
+    /* The device is there when it returns, and open()ed as *ret_node: a path may be a second name
+     * that has no node of its own. *ret_handle tells it from the others whatever it is renamed to.
+     * The caller frees both. */
+    int (*provide)(const char *path, char **ret_node, char **ret_handle, struct err *err);
     /* It has `len` bytes or more when it returns. -ENOSPC: there is no room, as yet. */
     int (*extend)(const char *handle, uint64_t len, struct err *err);
 };
-/* One a process, before the first device is opened; stays the caller's. NULL: none. blk_file_open() calls
- * provide() for the paths it owns. */
+/* One a process, before the first device is opened; stays the caller's. NULL: none. blk_file_open()
+ * calls provide() for the paths it owns. */
 void blk_set_provider(const struct blk_provider *provider);
 /* Can a device of fixed length be made longer? */
 bool blk_is_extendable(const struct blk *blk);
-/* Asks for at least `len` bytes and takes note of the length the device has then. -ENOTSUP. */
+/* Asks for at least `len` bytes and takes note of the length the device has then; 0: takes note of
+ * it alone, which may be less than before. -ENOTSUP; -ENOSPC: there is no room, as yet. */
 SUSPENDS int blk_extend(struct blk *blk, uint64_t len, struct err *err);
+/* What blk_identity() says of the device with this handle. */
+void blk_handle_identity(const char *handle, uint64_t *ret_dev, uint64_t *ret_ino);
 
 /* ---- lock.c: byte-range OFD locks as QEMU takes them ---- */
 /* 0, -EBUSY with who in err if /proc tells (after a few tries, some 50 ms), or -errno. Blocks: for
@@ -202,8 +215,8 @@ int blk_crash_cut(struct blk *blk, uint64_t seed, struct blk **ret,
 /* The same, and the power is on again: the device holds what survived, and nothing else. */
 int blk_crash_restart(struct blk *blk, uint64_t seed, struct blk_crash_report *report);
 /* The process that used it was killed, behind a stopped simulation; the device never lost power.
- * What had completed is there, as unflushed as it was; what was under way took effect, did not, or in
- * parts. */
+ * What had completed is there, as unflushed as it was; what was under way took effect, did not, or
+ * in parts. */
 int blk_crash_kill(struct blk *blk, uint64_t seed);
 
 #endif

@@ -381,6 +381,10 @@ static int file_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino)
 {
     struct stat st;
 
+    if (file_of(blk)->handle) {
+        blk_handle_identity(file_of(blk)->handle, ret_dev, ret_ino);
+        return 0;
+    }
     if (fstat(file_of(blk)->fd, &st) < 0)
         return -errno;
     *ret_dev = S_ISBLK(st.st_mode) ? UINT64_MAX : st.st_dev;
@@ -396,6 +400,7 @@ static int do_close(void *arg)
 SUSPENDS static void file_close(struct blk *blk)
 {
     offload(do_close, file_of(blk));
+    free(file_of(blk)->handle);
     free(file_of(blk));
 }
 
@@ -410,6 +415,7 @@ const struct blk_ops file_ops = {
     .status = file_status,
     .hole_bytes = file_hole_bytes,
     .preallocate = file_preallocate,
+    .extend = provider_extend,
     .identity = file_identity,
     .close = file_close,
 };

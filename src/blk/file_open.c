@@ -103,6 +103,7 @@ static int look_at_device(struct file_blk *f, uint32_t *ret_logical)
         physical = UNKNOWN_UNIT;
     f->is_dev = true;
     f->blk.fixed_len = true;
+    f->blk.extendable = f->handle;
     f->blk.io_unit = MAX(512u, physical);
     *ret_logical = (uint32_t)logical;
     return 0;
@@ -225,13 +226,16 @@ static int do_open(void *arg)
     return rc;
 }
 
-SUSPENDS static int file_new(struct open_call *c, int fd, const char *name, struct blk **ret)
+/* handle is the caller's until it succeeds. */
+SUSPENDS static int file_new(struct open_call *c, int fd, const char *name, char *handle,
+                             struct blk **ret)
 {
     _cleanup_(freep) struct file_blk *f = calloc(1, sizeof(*f));
 
     if (!f || blk_init(&f->blk, &file_ops, name) < 0)
         return err_errno(c->err, -ENOMEM, "open '%s'", name);
     f->fd = fd;
+    f->handle = handle;
     f->blk.writable = c->opts->writable;
     f->direct = c->opts->direct;
     c->f = f;
@@ -244,12 +248,33 @@ SUSPENDS static int file_new(struct open_call *c, int fd, const char *name, stru
     return 0;
 }
 
+/* A volume is made by its manager: open() would put a file where it is to appear. */
+SUSPENDS static int open_volume(const char *path, const struct blk_file_opts *opts,
+                                struct blk **ret, struct err *err)
+{
+    struct blk_file_opts no_create = *opts;
+    struct open_call c = {.opts = &no_create, .err = err};
+    _cleanup_(freep) char *node = NULL, *handle = NULL;
+
+    if (opts->create && !opts->truncate)
+        return err_set(err, -EEXIST, "open '%s': volumes are not made by opening them", path);
+    no_create.create = no_create.truncate = false;
+    int rc = provider_provide(path, &node, &handle, err);
+    c.path = node;
+    if (rc == 0)
+        rc = file_new(&c, -1, path, handle, ret);
+    if (rc == 0)
+        handle = NULL;
+    return rc;
+}
+
 int blk_file_open(const char *path, const struct blk_file_opts *opts, struct blk **ret,
                   struct err *err)
 {
     struct open_call c = {.path = path, .opts = opts, .err = err};
 
-    return file_new(&c, -1, path, ret);
+    return provider_owns(path) ? open_volume(path, opts, ret, err)
+                               : file_new(&c, -1, path, NULL, ret);
 }
 
 int blk_file_from_fd(int fd, const char *name, const struct blk_file_opts *opts, struct blk **ret,
@@ -259,7 +284,7 @@ int blk_file_from_fd(int fd, const char *name, const struct blk_file_opts *opts,
     struct open_call c = {.opts = &no_create, .err = err};
 
     no_create.create = no_create.truncate = false;
-    return file_new(&c, fd, name, ret);
+    return file_new(&c, fd, name, NULL, ret);
 }
 
 int blk_file_fd(const struct blk *blk)

@@ -40,6 +40,7 @@ enum file_place { PLACE_UNKNOWN /* until asked about holes */, PLACE_LOCAL, PLAC
 struct file_blk {
     struct blk blk;
     int fd;
+    char *handle;       /* the provider's; owned; NULL: it is not one of its devices */
     enum blk_lock lock; /* what we hold on fd */
     bool is_dev;
     bool direct;
@@ -55,6 +56,12 @@ static inline struct file_blk *file_of(const struct blk *blk)
 {
     return container_of((struct blk *)(uintptr_t)blk, struct file_blk, blk);
 }
+
+/* ---- provider.c ---- */
+bool provider_owns(const char *path);
+SUSPENDS int provider_provide(const char *path, char **ret_node, char **ret_handle,
+                              struct err *err);
+SUSPENDS int provider_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err *err);
 
 /* ---- lock.c ---- */
 /* From what fd holds now to another lock: 0, or -errno and nothing changed. */

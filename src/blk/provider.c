@@ -1,0 +1,89 @@
+/*
+ * Devices that a volume manager looks after: they are made ready before they are opened, and can be
+ * made longer.
+ *
+ * A device has a name, a number, and a handle. Names change with every snapshot, numbers are used
+ * again when volumes come and go; the handle is what stays. So it also is the device's identity:
+ * what a journal beside it says is found again by the same volume only.
+ *
+ * Two lengths: what the device has, and blk->len, which is what its user sees. They are the same
+ * but for a disk that was resized: an extension may give more than was asked for, in units of its
+ * own, and a disk has the length that was asked for. When it is opened again it has all of it.
+ */
+#include <linux/fs.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include "base/bits.h"
+#include "blk/internal.h"
+
+#define FNV_PRIME  0x100000001b3ull
+#define FNV_BASIS  0xcbf29ce484222325ull
+#define FNV_BASIS2 0x6c62272e07bb0142ull
+
+static const struct blk_provider *provider;
+
+void blk_set_provider(const struct blk_provider *p)
+{
+    provider = p;
+}
+
+bool blk_is_extendable(const struct blk *blk)
+{
+    return blk->extendable;
+}
+
+int blk_extend(struct blk *blk, uint64_t len, struct err *err)
+{
+    uint64_t now = 0;
+
+    if (!blk->extendable)
+        return err_set(err, -ENOTSUP, "'%s' cannot be made longer", blk->name);
+    int rc = blk->ops->extend(blk, len, &now, err);
+    if (rc == 0 && now < len)
+        rc = err_set(err, -EIO, "'%s' has %llu bytes and not %llu after it was made longer",
+                     blk->name, (unsigned long long)now, (unsigned long long)len);
+    if (rc == 0) {
+        blk->len = now;
+        blk->ready_len = 0;
+    }
+    return rc;
+}
+
+/* ---- files ---- */
+
+bool provider_owns(const char *path)
+{
+    return provider && provider->owns(path);
+}
+
+int provider_provide(const char *path, char **ret_node, char **ret_handle, struct err *err)
+{
+    return provider->provide(path, ret_node, ret_handle, err);
+}
+
+int provider_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err *err)
+{
+    struct file_blk *f = file_of(blk);
+    int rc = len && provider ? provider->extend(f->handle, len, err) : 0;
+
+    if (rc < 0)
+        return rc;
+    if (ioctl(f->fd, BLKGETSIZE64, ret_len) < 0)
+        return err_errno(err, -errno, "length of '%s'", blk->name);
+    return 0;
+}
+
+static uint64_t hash(uint64_t h, const char *text)
+{
+    for (; *text; text++)
+        h = (h ^ (uint8_t)*text) * FNV_PRIME;
+    return h;
+}
+
+/* The top bit tells it from the number of any file system; one bit less than all of them, from that
+ * of a device without handle. */
+void blk_handle_identity(const char *handle, uint64_t *ret_dev, uint64_t *ret_ino)
+{
+    *ret_dev = (hash(FNV_BASIS2, handle) | 1ull << 63) & ~1ull;
+    *ret_ino = hash(FNV_BASIS, handle);
+}
