@@ -236,10 +236,19 @@ static int set_mountpoint(struct parser *p, const char *value)
     return on ? set_string(&p->section->mountpoint, "") : 0;
 }
 
+static int set_lock(struct parser *p, const char *name, const char *value)
+{
+    static const char *const locks[] = {"none", "flock", NULL};
+
+    if (strcmp(value, "command") == 0)
+        return add_error(p, "lock 'command' is not supported: locks by a program of one's own "
+                            "could not stop a host that has lost them; use flock or sanlock");
+    return set_choice(p, name, value, locks, &p->section->lock);
+}
+
 static int set_key(struct parser *p, enum config_key key, const char *name, const char *value)
 {
     static const char *const prealloc[] = {"off", "metadata", "falloc", "full", NULL};
-    static const char *const locks[] = {"none", "flock", "sanlock", "command", NULL};
     struct pool *s = p->section;
     bool on;
     int rc;
@@ -276,7 +285,7 @@ static int set_key(struct parser *p, enum config_key key, const char *name, cons
     case KEY_PREALLOCATION:
         return set_choice(p, name, value, prealloc, &s->preallocation);
     case KEY_LOCK:
-        return set_choice(p, name, value, locks, &s->lock);
+        return set_lock(p, name, value);
     case KEY_BWLIMIT:
         return set_bwlimit(p, value);
     case KEY_OTHER:

@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <sys/stat.h>
 #include "base/vec.h"
+#include "vol/lock.h"
 #include "vol/vol.h"
 
 #define SNAP_NAME_MAX 40u       /* bytes */
@@ -149,18 +150,6 @@ char *path_normal(const char *path);
 char *path_dir(const char *path);
 /* `path` as seen from directory `dir`: "snap.qcow2", "../100/base.qcow2". Both normal. */
 char *path_relative(const char *dir, const char *path);
-
-/* ---- lock.c ---- */
-struct pool_lock {
-    int fd; /* -1: not held */
-};
-/* Waits up to ten seconds; -EBUSY. Pools with `lock none` take none. */
-SUSPENDS int lock_pool(const struct pool *pool, const char *images, struct pool_lock *ret,
-                       struct err *err);
-/* Does not wait: -EBUSY with the volume's name. */
-int lock_volume(const struct pool *pool, const char *images, const char *vmid, const char *stem,
-                struct pool_lock *ret, struct err *err);
-void lock_release(struct pool_lock *lock); /* harmless when not held */
 
 /* ---- intent.c ---- */
 struct intent {

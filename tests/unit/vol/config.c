@@ -110,6 +110,8 @@ TEST(errors_name_file_and_line)
     check_bad("lvm: a\n\tvgname x;reboot\n", 2, "vgname");
     check_bad("dir: a\n\tpath /p\n\tcluster-size 3k\n", 3, "cluster-size");
     check_bad("dir: a\n\tpath /p\ndir: b\n", 3, "neither indented");
+    check_bad("dir: a\n\tpath /p\n\tlock command\n", 3, "not supported");
+    check_bad("dir: a\n\tpath /p\n\tlock maybe\n", 3, "lock");
     check_bad("dir a\n\tpath /p\n\tx y\n", 1, "header");
 }
 

@@ -1,4 +1,5 @@
 /* Intents and locks: whose they are, what a dead one leaves. */
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -140,4 +141,43 @@ CO_TEST(locks_exclude_and_need_no_file_of_their_own)
     lock_release(&a);
     lock_release(&a);
     test_sh("test \"$(ls %s/.varve)\" = lock && test ! -s %s/.varve/lock", dir, dir);
+}
+
+/* One file for a volume group, whatever storages name it. */
+CO_TEST(volume_groups_are_locked_on_the_host)
+{
+    struct pool pool = {.id = "p", .type = POOL_LVM, .vgname = "vg"};
+    struct pool other = {.id = "q", .type = POOL_LVM, .vgname = "vg"};
+    struct pool free_pool = {.id = "r", .type = POOL_LVM, .vgname = "vg", .lock = "none"};
+    struct pool_lock a, b;
+    struct err err = {0};
+    char dir[256];
+    int status;
+
+    snprintf(dir, sizeof(dir), "%s/locks", test_dir());
+    setenv("VARVE_LOCK_DIR", dir, 1);
+    CHECK_EQ(lock_volume(&pool, "/dev/vg", "", "vm-100-disk-0", &a, &err), 0);
+    CHECK_EQ(lock_volume(&other, "/dev/vg", "", "vm-100-disk-0", &b, &err), -EBUSY);
+    CHECK(strstr(err.text, "q:vm-100-disk-0"));
+    CHECK_EQ(lock_volume(&free_pool, "/dev/vg", "", "vm-100-disk-0", &b, &err), 0);
+    lock_release(&b);
+    lock_release(&a);
+
+    CHECK_EQ(lock_pool(&pool, "/dev/vg", &b, &err), 0);
+    pid_t pid = fork();
+    if (pid == 0) { /* another process */
+        struct flock fl = {.l_type = F_WRLCK, .l_len = 1};
+        int fd = open(strcat(dir, "/vg.lock"), O_RDWR);
+
+        _exit(fcntl(fd, F_OFD_SETLK, &fl) < 0 && errno == EAGAIN ? 0 : 1);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+    lock_release(&b);
+    test_sh("test \"$(ls %s)\" = vg.lock && test ! -s %s/vg.lock && flock -n %s/vg.lock true", dir,
+            dir, dir);
+    test_sh("chmod 777 %s", dir);
+    CHECK_EQ(lock_pool(&pool, "/dev/vg", &a, &err), -EPERM);
+    CHECK(strstr(err.text, dir));
+    unsetenv("VARVE_LOCK_DIR");
 }
