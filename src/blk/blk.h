@@ -154,6 +154,9 @@ struct blk_provider {
 /* One a process, before the first device is opened; stays the caller's. NULL: none. blk_file_open()
  * calls provide() for the paths it owns. */
 void blk_set_provider(const struct blk_provider *provider);
+/* Is the path one of the provider's, whose node may not be there yet? *ret_id: as good as a file's
+ * number to tell paths apart, though two names of one device have two. */
+bool blk_path_is_provided(const char *path, uint64_t *ret_id);
 /* Can a device of fixed length be made longer? */
 bool blk_is_extendable(const struct blk *blk);
 /* Asks for at least `len` bytes and takes note of the length the device has then; 0: takes note of

@@ -22,9 +22,24 @@
 
 static const struct blk_provider *provider;
 
+static uint64_t hash(uint64_t h, const char *text)
+{
+    for (; *text; text++)
+        h = (h ^ (uint8_t)*text) * FNV_PRIME;
+    return h;
+}
+
 void blk_set_provider(const struct blk_provider *p)
 {
     provider = p;
+}
+
+bool blk_path_is_provided(const char *path, uint64_t *ret_id)
+{
+    if (!provider || !provider->owns(path))
+        return false;
+    *ret_id = hash(FNV_BASIS, path);
+    return true;
 }
 
 bool blk_is_extendable(const struct blk *blk)
@@ -71,13 +86,6 @@ int provider_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err
     if (ioctl(f->fd, BLKGETSIZE64, ret_len) < 0)
         return err_errno(err, -errno, "length of '%s'", blk->name);
     return 0;
-}
-
-static uint64_t hash(uint64_t h, const char *text)
-{
-    for (; *text; text++)
-        h = (h ^ (uint8_t)*text) * FNV_PRIME;
-    return h;
 }
 
 /* The top bit tells it from the number of any file system; one bit less than all of them, from that

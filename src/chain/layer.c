@@ -39,6 +39,12 @@ static int call_stat(void *arg)
 int file_id_get(const char *path, struct file_id *ret)
 {
     struct stat_call call = {.path = path};
+    uint64_t id;
+
+    if (blk_path_is_provided(path, &id)) { /* until it is opened there may be no node */
+        *ret = (struct file_id){UINT64_MAX, id};
+        return 0;
+    }
     int rc = offload(call_stat, &call);
 
     if (rc < 0)

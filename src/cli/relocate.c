@@ -5,15 +5,16 @@
 #include "cli/volcmd.h"
 
 /* NEW is written like a volume's name; its storage may be left out. */
-static int parse_new(const char *text, const char *pool, struct vol_name *ret, struct err *err)
+static int parse_new(const struct volcmd *cmd, const char *text, const char *pool,
+                     struct vol_name *ret, struct err *err)
 {
     _cleanup_(freep) char *whole = NULL;
 
     if (strchr(text, ':'))
-        return vol_parse(text, ret, err);
+        return vol_parse_in(cmd->cfg, text, ret, err);
     if (asprintf(&whole, "%s:%s", pool, text) < 0)
         return err_set(err, -ENOMEM, "out of memory");
-    return vol_parse(whole, ret, err);
+    return vol_parse_in(cmd->cfg, whole, ret, err);
 }
 
 SUSPENDS static int rename_volume(struct volcmd *cmd, struct err *err)
@@ -24,7 +25,7 @@ SUSPENDS static int rename_volume(struct volcmd *cmd, struct err *err)
     if (rc == 0 && name.snap[0])
         rc = err_set(err, -EINVAL, "a volume is renamed with all its snapshots, not one of them");
     if (rc == 0)
-        rc = parse_new(args_operand(cmd->args, 1), name.pool, &new, err);
+        rc = parse_new(cmd, args_operand(cmd->args, 1), name.pool, &new, err);
     if (rc == 0)
         rc = vol_rename(&cmd->ctx, &name, &new, err);
     if (rc == 0)

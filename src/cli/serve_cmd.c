@@ -13,6 +13,7 @@
 struct target {
     const struct args *args;
     struct config *cfg;
+    const struct pool *pool;     /* NULL: a file is served */
     struct vol_info *vol;        /* NULL: a plain file */
     struct vol_opening *opening; /* keeps operations away until the disk is open */
     struct serve_opts opts;
@@ -93,7 +94,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     struct vol_ctx ctx = {.cfg = t->cfg, .say = say, .ctx = t};
     const struct pool *pool;
     struct vol_name name;
-    int rc = vol_parse(args_operand(t->args, 0), &name, err);
+    int rc = vol_parse_in(t->cfg, args_operand(t->args, 0), &name, err);
 
     if (rc == 0 && name.snap[0])
         rc = err_set(err, -EINVAL, "a snapshot is served with its volume, not alone");
@@ -105,6 +106,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
         rc = vol_info_get(t->cfg, &name, &t->vol, err);
     if (rc < 0)
         return rc;
+    t->pool = pool;
     t->opts.path = t->vol->path;
     t->opts.format = t->vol->format;
     t->opts.volume = t->vol->name;
@@ -221,7 +223,10 @@ SUSPENDS static int serve(struct target *t, struct err *err)
     if (args_value(t->args, "qmp", NULL))
         t->opts.qmp_path = args_value(t->args, "qmp", NULL);
     layer_sweep_journals();
-    return serve_run(&t->opts, err);
+    rc = serve_run(&t->opts, err);
+    if (t->pool)
+        vol_pool_close(t->pool);
+    return rc;
 }
 
 SUSPENDS static int serve_main(void *arg)

@@ -33,7 +33,7 @@ SUSPENDS static int find_socket(struct volcmd *cmd, const char *text, struct ser
         ret->socket = strdup(text);
         return ret->id && ret->socket ? 0 : err_set(err, -ENOMEM, "out of memory");
     }
-    int rc = vol_parse(text, &name, err);
+    int rc = vol_parse_in(cmd->cfg, text, &name, err);
     if (rc == 0 && name.snap[0])
         rc = err_set(err, -EINVAL, "'%s' is a snapshot, not a disk", text);
     if (rc == 0)

@@ -86,7 +86,7 @@ int volcmd_run(const struct args *args, const char *what,
 
 int volcmd_name(const struct volcmd *cmd, unsigned n, struct vol_name *ret, struct err *err)
 {
-    return vol_parse(args_operand(cmd->args, n), ret, err);
+    return vol_parse_in(cmd->cfg, args_operand(cmd->args, n), ret, err);
 }
 
 int volcmd_each_pool(struct volcmd *cmd, volcmd_pool_fn *fn, void *ctx, struct err *err)

@@ -1,6 +1,6 @@
 /*
- * The catalog of a directory pool, made anew from the files at every use: names say what a file
- * is, headers say what it stands on. There is no second record that could disagree.
+ * The catalog of a pool, made anew from its files (catalog_lvm.c: its LVs) at every use: names say
+ * what a file is, headers say what it stands on. There is no second record that could disagree.
  *
  * A file <vmid>/<stem>.<fmt> is a volume, snap-<S>-<stem>.<fmt> a snapshot of it, base-* a base
  * image. A snapshot's file name can be read in several ways ("snap-a-b-vm-100-disk-0": a-b of
@@ -15,7 +15,7 @@
 #include "base/bits.h"
 #include "vol/internal.h"
 
-static void cfile_free(struct cfile *f)
+void cfile_free(struct cfile *f)
 {
     if (!f)
         return;
@@ -66,7 +66,7 @@ void catalog_free(struct catalog *cat)
 
 /* ---- files ---- */
 
-static int add_stray(struct catalog *cat, const char *path, const char *why)
+int catalog_add_stray(struct catalog *cat, const char *path, const char *why)
 {
     char *text = NULL;
 
@@ -98,7 +98,7 @@ static bool is_blank(int fd, off_t len)
     return true;
 }
 
-static int resolve_backing(struct cfile *f)
+int cfile_resolve_backing(struct cfile *f)
 {
     const char *name = f->backing;
     _cleanup_(freep) char *joined = NULL;
@@ -135,7 +135,7 @@ static int read_qcow2(struct cfile *f, int fd)
         f->unfinished = (uint64_t)f->st.st_size <= head.first_guest;
     }
     head_fini(&head);
-    return f->backing ? resolve_backing(f) : 0;
+    return f->backing ? cfile_resolve_backing(f) : 0;
 }
 
 static int read_file(struct catalog *cat, int dir_fd, struct cfile *f)
@@ -154,6 +154,15 @@ static int read_file(struct catalog *cat, int dir_fd, struct cfile *f)
     return strcmp(f->format, "qcow2") == 0 ? read_qcow2(f, fd) : 0;
 }
 
+int catalog_add(struct catalog *cat, struct cfile *f)
+{
+    int rc = vec_push(&cat->files, f);
+
+    if (rc < 0)
+        cfile_free(f);
+    return rc;
+}
+
 static int add_file(struct catalog *cat, int dir_fd, const char *dir, const char *vmid,
                     const char *name, const char *stem, const char *format)
 {
@@ -170,9 +179,8 @@ static int add_file(struct catalog *cat, int dir_fd, const char *dir, const char
     int rc =
         f->dir && f->name && f->path && f->vmid && f->stem ? read_file(cat, dir_fd, f) : -ENOMEM;
     if (rc == 0)
-        rc = vec_push(&cat->files, f);
-    if (rc < 0)
-        cfile_free(f);
+        return catalog_add(cat, f);
+    cfile_free(f);
     return rc;
 }
 
@@ -198,11 +206,11 @@ static int scan_entry(struct catalog *cat, int dir_fd, const char *dir, const ch
         return rc;
     }
     if (!S_ISREG(st.st_mode))
-        return add_stray(cat, path, "not a plain file");
-    if (!file_split(name, stem, sizeof(stem), &format))
-        return add_stray(cat, path, "not a .raw or .qcow2 file");
+        return catalog_add_stray(cat, path, "not a plain file");
+    if (!file_split(FORM_FILE, name, stem, sizeof(stem), &format))
+        return catalog_add_stray(cat, path, "not a .raw or .qcow2 file");
     if (!stem_ok(stem) && strncmp(stem, "snap-", 5) != 0)
-        return add_stray(cat, path, "not a valid volume name");
+        return catalog_add_stray(cat, path, "not a valid volume name");
     return add_file(cat, dir_fd, dir, vmid, name, stem, format);
 }
 
@@ -313,9 +321,9 @@ static struct cvol *add_vol(struct catalog *cat, const char *vmid, const char *s
     return v;
 }
 
-static bool is_snap_file(const struct cfile *f)
+static bool is_snap_file(const struct catalog *cat, const struct cfile *f)
 {
-    return strncmp(f->stem, "snap-", 5) == 0;
+    return stem_is_snap(cat->form, f->stem);
 }
 
 static int add_volumes(struct catalog *cat)
@@ -324,10 +332,12 @@ static int add_volumes(struct catalog *cat)
         struct cfile *f = *it;
         struct err err = {0};
 
-        if (is_snap_file(f))
+        if (is_snap_file(cat, f))
             continue;
-        if (!*f->vmid && stem_check_new("", f->stem, &err) < 0) {
-            if (add_stray(cat, f->path, "a guest's volume outside of the guest's directory") < 0)
+        if (cat->form == FORM_FILE && !*f->vmid &&
+            stem_check_new(cat->images, "", f->stem, &err) < 0) {
+            if (catalog_add_stray(cat, f->path,
+                                  "a guest's volume outside of the guest's directory") < 0)
                 return -ENOMEM;
             continue;
         }
@@ -342,22 +352,6 @@ static int add_volumes(struct catalog *cat)
 
 /* ---- reading a snapshot's file name ---- */
 
-/* Calls of next_reading walk the readings of "snap-<S>-<stem>" from the shortest volume name on. */
-static const char *next_reading(const char *stem, size_t *pos, char snap[SNAP_NAME_MAX + 1])
-{
-    while (*pos > 5) {
-        size_t i = --*pos;
-
-        if (stem[i] != '-' || i - 5 > SNAP_NAME_MAX || i == 5)
-            continue;
-        memcpy(snap, stem + 5, i - 5);
-        snap[i - 5] = '\0';
-        if (snap_name_ok(snap) && stem_ok(stem + i + 1))
-            return stem + i + 1;
-    }
-    return NULL;
-}
-
 static bool chain_contains(const struct cvol *v, const struct cfile *file)
 {
     unsigned steps = 0;
@@ -371,12 +365,12 @@ static bool chain_contains(const struct cvol *v, const struct cfile *file)
 static struct cvol *best_reading(const struct catalog *cat, const char *vmid, const char *stem,
                                  const struct cfile *file, char **ret_snap)
 {
-    char snap[SNAP_NAME_MAX + 1], best_snap[SNAP_NAME_MAX + 1] = "";
+    char snap[SNAP_NAME_MAX + 1], best_snap[SNAP_NAME_MAX + 1] = "", buf[256];
     struct cvol *best = NULL;
-    size_t pos = strlen(stem);
+    size_t pos = 0;
     int best_score = 0;
 
-    for (const char *v; (v = next_reading(stem, &pos, snap));) {
+    for (const char *v; (v = snap_reading(cat->form, stem, &pos, buf, snap));) {
         struct cvol *vol = catalog_vol(cat, vmid, v, NULL);
         int score = !vol                                ? 0
                     : file && chain_contains(vol, file) ? 3
@@ -401,20 +395,28 @@ struct cvol *catalog_read_snap_name(const struct catalog *cat, const char *vmid,
     return best_reading(cat, vmid, stem, NULL, ret_snap);
 }
 
-/* The volume whose current image is lost, as far as a snapshot's name tells; NULL: it does not. */
-static const char *lost_volume(const char *vmid, const char *stem, char snap[SNAP_NAME_MAX + 1])
+/* The volume whose current image is lost, as far as a snapshot's name tells; false: it does not. */
+static bool lost_volume(const struct catalog *cat, const struct cfile *f, char name[256],
+                        char snap[SNAP_NAME_MAX + 1])
 {
-    char other[SNAP_NAME_MAX + 1];
-    size_t pos = strlen(stem);
+    char other_name[256], other[SNAP_NAME_MAX + 1], buf[256];
+    bool guests = cat->form == FORM_LV || *f->vmid; /* names have a form that tells their start */
+    size_t pos = 0;
     struct err err = {0};
 
-    for (const char *v; (v = next_reading(stem, &pos, snap));) {
-        if (*vmid ? !stem_is_proxmox(v, vmid) : stem_check_new("", v, &err) < 0)
+    for (const char *v; (v = snap_reading(cat->form, f->stem, &pos, buf, snap));) {
+        bool fits = stem_is_proxmox(v, f->vmid);
+
+        if (!guests || (cat->form == FORM_LV && !fits))
+            fits = stem_check_new(cat->images, "", v, &err) == 0;
+        if (!fits)
             continue;
-        /* free names have no form that would tell a name's start: one reading only */
-        return !*vmid && next_reading(stem, &pos, other) ? NULL : v;
+        snprintf(name, 256, "%s", v);
+        /* free names have no such form: one reading only */
+        return stem_is_proxmox(v, f->vmid) ||
+               !snap_reading(cat->form, f->stem, &pos, other_name, other);
     }
-    return NULL;
+    return false;
 }
 
 static int adopt(struct cvol *v, struct cfile *f, char *snap)
@@ -427,11 +429,10 @@ static int adopt(struct cvol *v, struct cfile *f, char *snap)
 /* Snapshots whose volume has no current image make up a volume without one. */
 static int add_lost(struct catalog *cat, struct cfile *f)
 {
-    char snap[SNAP_NAME_MAX + 1];
-    const char *stem = lost_volume(f->vmid, f->stem, snap);
+    char snap[SNAP_NAME_MAX + 1], stem[256];
 
-    if (!stem)
-        return add_stray(cat, f->path, "a snapshot of no volume that is here");
+    if (!lost_volume(cat, f, stem, snap))
+        return catalog_add_stray(cat, f->path, "a snapshot of no volume that is here");
     struct cvol *v = NULL;
     vec_for_each(it, &cat->vols)
         if (!(*it)->current && strcmp((*it)->vmid, f->vmid) == 0 && strcmp((*it)->stem, stem) == 0)
@@ -450,14 +451,14 @@ static int add_snapshots(struct catalog *cat)
         char *snap = NULL;
         struct cvol *v;
 
-        if (!is_snap_file(*it))
+        if (!is_snap_file(cat, *it))
             continue;
         v = best_reading(cat, (*it)->vmid, (*it)->stem, *it, &snap);
         if (v && (rc = adopt(v, *it, snap)) < 0)
             return rc;
     }
     vec_for_each(it, &cat->files)
-        if (is_snap_file(*it) && !(*it)->vol && (rc = add_lost(cat, *it)) < 0)
+        if (is_snap_file(cat, *it) && !(*it)->vol && (rc = add_lost(cat, *it)) < 0)
             return rc;
     sort_vols(cat);
     return 0;
@@ -503,7 +504,8 @@ int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err)
         catalog_free(cat);
         return rc;
     }
-    rc = scan_dir(cat, cat->images, "");
+    cat->form = name_form(cat->images);
+    rc = cat->form == FORM_LV ? catalog_scan_lvm(cat, err) : scan_dir(cat, cat->images, "");
     if (cat->files.len)
         sort_items(cat->files.data, cat->files.len, sizeof(cat->files.data[0]), by_path);
     link_parents(cat);

@@ -45,7 +45,7 @@ SUSPENDS static int replace_current(struct op *op, const struct cvol *vol, const
 {
     _cleanup_(freep) char *backing = path_relative(leaf->dir, leaf->path);
     _cleanup_(freep) char *tmp = op_tmp_path(op, leaf->dir, "0");
-    _cleanup_(freep) char *file = file_join(vol->stem, "qcow2");
+    _cleanup_(freep) char *file = file_join(leaf->dir, vol->stem, "qcow2");
     _cleanup_(freep) char *path = file ? path_join(leaf->dir, file) : NULL;
 
     if (!backing || !tmp || !path)
@@ -171,14 +171,29 @@ static void say_intents(struct checking *c, const struct intents *intents)
         const json_t *vol = json_array_get(json_object_get((*it)->json, "vols"), 0);
         const char *stem = intent_str(vol, "stem"), *snap = intent_str((*it)->json, "snap");
         bool live = (*it)->fd < 0;
+        char what[200];
 
-        op_say(c->ctx,
-               live ? "note: an operation on %s%s%s is under way: %s"
-                    : "%s%s%s: an operation was cut off: %s",
-               stem, *snap ? "@" : "", snap, intent_op(*it));
+        intent_describe(*it, what, sizeof(what));
+        if ((*it)->foreign)
+            op_say(c->ctx,
+                   "note: an operation on %s%s%s is under way, %s; if that host is down: --repair",
+                   stem, *snap ? "@" : "", snap, what);
+        else
+            op_say(c->ctx,
+                   live ? "note: an operation on %s%s%s is under way: %s"
+                        : "%s%s%s: an operation was cut off: %s",
+                   stem, *snap ? "@" : "", snap, intent_op(*it));
         c->found.notes += live;
         c->found.repairable += !live;
     }
+}
+
+static void say_taken(const struct checking *c, const struct intent *in, const char *stem)
+{
+    char what[200];
+
+    intent_describe(in, what, sizeof(what));
+    op_say(c->ctx, "%s: taking over an operation that was begun elsewhere: %s", stem, what);
 }
 
 /* Finishes what was cut off, long merges too: each as an operation on its volume would. */
@@ -190,10 +205,13 @@ SUSPENDS static void repair_intents(struct checking *c, const char *images, stru
         _cleanup_(freep) char *stem = strdup(intent_str(vol, "stem"));
         struct err err = {0};
 
-        if ((*it)->fd < 0 || !vmid || !stem)
+        if (intent_life(*it, PROOF_USER) != INTENT_DEAD || !vmid || !stem)
             continue;
-        close(TAKE_FD((*it)->fd)); /* for recovery to claim */
-        if (recover_pool(c->ctx, c->pool, images, vmid, stem, &err) < 0) {
+        if ((*it)->foreign)
+            say_taken(c, *it, stem);
+        else
+            close(TAKE_FD((*it)->fd)); /* for recovery to claim */
+        if (recover_alone(c->ctx, c->pool, images, vmid, stem, &err) < 0) {
             op_say(c->ctx, "%s: %s", stem, err_text(&err));
             c->found.repairable++;
         }

@@ -164,6 +164,8 @@ static bool can_copy_lowest(const struct new_volume *nv, struct chain *src, bool
     const struct pool *pool = nv->op->pool;
     struct image *img = layer_image(layer);
 
+    if (name_form(nv->dir) == FORM_LV || name_form(layer_path(layer)) == FORM_LV)
+        return false; /* lengths differ, and what was there before */
     if (strcmp(layer_format(layer), nv->format) != 0 || chosen || pool->preallocation ||
         pool->cluster_size || pool->extended_l2 == 1 || layer_len(layer) > chain_len(src))
         return false;
@@ -252,6 +254,14 @@ SUSPENDS static int begin_linked(const struct vol_ctx *ctx, const struct vol_nam
     return rc;
 }
 
+SUSPENDS static void close_source(const struct vol_ctx *ctx, const struct vol_name *from)
+{
+    const struct pool *pool;
+
+    if (config_pool(ctx->cfg, from->pool, &pool, NULL) == 0)
+        vol_pool_close(pool);
+}
+
 int vol_clone(const struct vol_ctx *ctx, const struct vol_name *from, const struct vol_name *to,
               const struct vol_clone_opts *opts, struct err *err)
 {
@@ -264,5 +274,6 @@ int vol_clone(const struct vol_ctx *ctx, const struct vol_name *from, const stru
         return rc;
     rc = clone_full(ctx, src, from, to, &opts->create, err);
     chain_close(src, NULL);
+    close_source(ctx, from);
     return rc;
 }

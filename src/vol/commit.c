@@ -71,12 +71,11 @@ static int inherit(const struct commit_plan *cp, struct err *err)
 {
     struct stat st;
 
-    if (lstat(cp->child, &st) < 0)
+    if (store_stat(cp->child, &st) < 0)
         return 0;
-    struct timespec times[2] = {st.st_atim, st.st_mtim};
     int rc = store_copy_owner(cp->snap, &st, err);
     if (rc == 0)
-        (void)utimensat(AT_FDCWD, cp->snap, times, AT_SYMLINK_NOFOLLOW);
+        taken_set(cp->snap, st.st_mtim);
     return rc;
 }
 
@@ -97,9 +96,11 @@ SUSPENDS static int relink_children(const struct commit_plan *cp, struct err *er
         return err_set(err, -ENOMEM, "out of memory");
     for (unsigned i = 0; i < nr && rc == 0; i++) {
         _cleanup_(freep) char *name = path_relative(kids[i]->dir, cp->final);
-        const char *suffix = strrchr(cp->final, '.');
+        const char *format = "raw";
+        char stem[256];
 
-        rc = name ? merge_set_backing(kids[i]->path, name, suffix + 1, err)
+        file_split(name_form(cp->final), strrchr(cp->final, '/') + 1, stem, sizeof(stem), &format);
+        rc = name ? merge_set_backing(kids[i]->path, name, format, err)
                   : err_set(err, -ENOMEM, "out of memory");
         crash_point("commit-relinked");
     }
@@ -153,14 +154,16 @@ static bool is_merged(const struct commit_plan *cp)
 {
     struct stat child, snap;
 
-    if (lstat(cp->snap, &snap) < 0)
+    if (store_stat(cp->snap, &snap) < 0)
         return true;
     if (same_name(cp) || !store_exists(cp->final))
         return false;
     if (cp->child_snap) /* nobody writes to it */
         return true;
-    return lstat(cp->child, &child) < 0 || (child.st_mtim.tv_sec == snap.st_mtim.tv_sec &&
-                                            child.st_mtim.tv_nsec == snap.st_mtim.tv_nsec);
+    if (name_form(cp->child) == FORM_LV) /* has no time of its last write */
+        return !store_exists(cp->child);
+    return store_stat(cp->child, &child) < 0 || (child.st_mtim.tv_sec == snap.st_mtim.tv_sec &&
+                                                 child.st_mtim.tv_nsec == snap.st_mtim.tv_nsec);
 }
 
 /* From here to the new name nobody may open the child: who did would write to a file without a

@@ -236,6 +236,19 @@ static int set_mountpoint(struct parser *p, const char *value)
     return on ? set_string(&p->section->mountpoint, "") : 0;
 }
 
+static int set_thin_chunk(struct parser *p, const char *value)
+{
+    struct pool *s = p->section;
+
+    if (parse_bytes(value, &s->thin_chunk) < 0)
+        return add_error(p, "thin-chunk '%s' is not a size", value);
+    if (s->thin_chunk && s->thin_chunk < 4 * MIB)
+        return add_error(p, "thin-chunk '%s' is less than 4 MiB; 0 gives LVs their full size",
+                         value);
+    s->thin_given = true;
+    return 0;
+}
+
 static int set_lock(struct parser *p, const char *name, const char *value)
 {
     static const char *const locks[] = {"none", "flock", NULL};
@@ -286,6 +299,8 @@ static int set_key(struct parser *p, enum config_key key, const char *name, cons
         return set_choice(p, name, value, prealloc, &s->preallocation);
     case KEY_LOCK:
         return set_lock(p, name, value);
+    case KEY_THIN_CHUNK:
+        return set_thin_chunk(p, value);
     case KEY_BWLIMIT:
         return set_bwlimit(p, value);
     case KEY_OTHER:
@@ -580,10 +595,6 @@ int config_pool(const struct config *cfg, const char *id, const struct pool **re
                        found->line);
     if (found->type == POOL_OTHER)
         return err_set(err, -ENOTSUP, "storage '%s' has the type '%s', which is not supported", id,
-                       found->type_name);
-    if (found->type == POOL_LVM)
-        return err_set(err, -ENOTSUP,
-                       "storage '%s' is of type '%s': volume groups are not supported yet", id,
                        found->type_name);
     *ret = found;
     return 0;

@@ -20,6 +20,7 @@ static const struct {
     {"cache-size", KEY_CACHE_SIZE},
     {"preallocation", KEY_PREALLOCATION},
     {"lock", KEY_LOCK},
+    {"thin-chunk", KEY_THIN_CHUNK},
     {"bwlimit", KEY_BWLIMIT},
 };
 
@@ -54,7 +55,6 @@ static const char *const others[] = {
     "smbversion",
     "subdir",
     "tagged_only",
-    "thin-chunk",
     "username",
 };
 

@@ -18,6 +18,7 @@ enum config_key {
     KEY_CACHE_SIZE,
     KEY_PREALLOCATION,
     KEY_LOCK,
+    KEY_THIN_CHUNK,
     KEY_BWLIMIT,
 };
 enum config_key config_key_find(const char *name);

@@ -7,6 +7,7 @@
  *   4 unlink the hidden name, intent removed
  *
  * A volume appears when it is complete, and never in the place of another: link() does not replace.
+ * A raw volume in a volume group is zeroed, as long as that may take: its space was somebody's.
  * New files have mode 0640: whoever runs guests under another user gives that one the group.
  */
 #include <dirent.h>
@@ -17,6 +18,8 @@
 #include "base/check.h"
 #include "job/job.h"
 #include "vol/create.h"
+
+#define ZERO_STEP (256 * MIB)
 
 static int choose_prealloc(const char *text, enum qcow2_prealloc *ret, struct err *err)
 {
@@ -57,7 +60,9 @@ static int fill_opts(struct new_volume *nv, const struct vol_create_opts *opts, 
         (struct image_create_opts){.version = 3, .cluster_size = cluster ? cluster : 64 * KIB};
     nv->image.extended_l2 = opts->extended_l2 >= 0 ? opts->extended_l2 : pool->extended_l2 == 1;
     nv->prealloc_chosen = prealloc;
-    return choose_prealloc(prealloc ? prealloc : "metadata", &nv->image.prealloc, err);
+    /* a preallocated cluster of a device has to be told from what was there before: nothing gained */
+    const char *usual = pool->type == POOL_LVM ? "off" : "metadata";
+    return choose_prealloc(prealloc ? prealloc : usual, &nv->image.prealloc, err);
 }
 
 int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,
@@ -73,7 +78,7 @@ int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol
         rc = err_set(err, -EPERM, "the storage '%s' is not for volumes: its content is '%s'",
                      op->pool->id, op->pool->content ? op->pool->content : "");
     if (rc == 0)
-        rc = stem_check_new(name->vmid, name->name, err);
+        rc = stem_check_new(op->images, name->vmid, name->name, err);
     if (rc == 0)
         rc = catalog_check_new_vol(op->cat, name->vmid, name->name, err);
     if (rc == 0)
@@ -82,7 +87,7 @@ int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol
         return rc;
     snprintf(nv.vmid, sizeof(nv.vmid), "%s", name->vmid);
     snprintf(nv.stem, sizeof(nv.stem), "%s", name->name);
-    file = file_join(name->name, nv.format);
+    file = file_join(op->images, name->name, nv.format);
     nv.dir = *name->vmid ? path_join(op->images, name->vmid) : strdup(op->images);
     if (file && nv.dir) {
         nv.tmp = op_tmp_path(op, nv.dir, "0");
@@ -135,12 +140,29 @@ SUSPENDS static int write_zeroes(struct blk *blk, uint64_t len)
     return 0;
 }
 
+/* What a device held before is nobody's to read. In steps, for requests that long time out. */
+SUSPENDS static int zero_device(const struct new_volume *nv, struct blk *blk)
+{
+    const struct vol_ctx *ctx = nv->op->ctx;
+    int rc = 0;
+
+    for (uint64_t off = 0; off < blk->len && rc == 0;) {
+        uint64_t n = MIN(blk->len - off, ZERO_STEP);
+
+        rc = blk_zero(blk, off, n, BLK_MAY_UNMAP);
+        off += n;
+        if (ctx->progress)
+            ctx->progress(ctx->ctx, off, blk->len);
+    }
+    return rc;
+}
+
 SUSPENDS static int make_raw(const struct new_volume *nv, struct blk *blk, struct err *err)
 {
     uint64_t len = nv->image.virtual_len;
-    int rc = blk_resize(blk, len);
+    int rc = blk->fixed_len ? zero_device(nv, blk) : blk_resize(blk, len);
 
-    if (rc == 0 && nv->image.prealloc >= PREALLOC_FALLOC) {
+    if (rc == 0 && !blk->fixed_len && nv->image.prealloc >= PREALLOC_FALLOC) {
         rc = blk_preallocate(blk, 0, len);
         if (rc == -ENOTSUP || (rc == 0 && nv->image.prealloc == PREALLOC_FULL))
             rc = write_zeroes(blk, len);
@@ -167,15 +189,16 @@ SUSPENDS static int make_qcow2(struct new_volume *nv, struct blk *blk, struct er
 
 int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
 {
-    struct blk_file_opts opts = {
-        .writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
     bool raw = strcmp(nv->format, "raw") == 0;
+    uint64_t room = len;
     struct blk *blk;
 
     nv->image.virtual_len = align_up(len, 512);
     int rc = raw ? 0 : image_create_check(&nv->image, err);
+    if (rc == 0 && !raw)
+        rc = store_image_len(nv->op->pool, &nv->image, &room, err);
     if (rc == 0)
-        rc = blk_file_open(nv->tmp, &opts, &blk, err);
+        rc = store_create(nv->tmp, room, &blk, err);
     if (rc < 0)
         return rc;
     crash_point("create-empty");
@@ -239,9 +262,7 @@ int new_image_fill(struct op *op, const char *tmp, const char *format, struct ch
 
 int new_volume_publish(struct new_volume *nv, struct err *err)
 {
-    int rc = chmod(nv->tmp, NEW_MODE) < 0
-                 ? err_errno(err, -errno, "change the mode of '%s'", nv->tmp)
-                 : 0;
+    int rc = store_set_mode(nv->tmp, NEW_MODE, err);
 
     if (rc == 0)
         rc = store_sync_file(nv->tmp, err);
@@ -256,20 +277,9 @@ int new_volume_publish(struct new_volume *nv, struct err *err)
 static int drop_hidden(const char *dir, const char *id, struct err *err)
 {
     char prefix[64];
-    DIR *d = opendir(dir);
-    int rc = 0;
 
-    if (!d)
-        return errno == ENOENT ? 0 : err_errno(err, -errno, "open '%s'", dir);
-    int n = snprintf(prefix, sizeof(prefix), OWN_PREFIX "%.20s-", id);
-    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
-        if (strncmp(e->d_name, prefix, (size_t)n) != 0)
-            continue;
-        _cleanup_(freep) char *path = path_join(dir, e->d_name);
-        rc = path ? store_unlink(path, err) : err_set(err, -ENOMEM, "out of memory");
-    }
-    closedir(d);
-    return rc;
+    snprintf(prefix, sizeof(prefix), OWN_PREFIX "%.20s-", id);
+    return store_unlink_all(dir, prefix, err);
 }
 
 void new_volume_undo(struct new_volume *nv)

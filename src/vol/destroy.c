@@ -158,8 +158,8 @@ static char *final_name(const struct destroy *d)
 {
     const struct cfile *kid = d->kids[0];
 
-    return kid->snap ? snap_file(kid->snap, d->vol->stem, d->snap->format)
-                     : file_join(d->vol->stem, d->snap->format);
+    return kid->snap ? snap_file(kid->dir, kid->snap, d->vol->stem, d->snap->format)
+                     : file_join(kid->dir, d->vol->stem, d->snap->format);
 }
 
 SUSPENDS static int run_commit(struct destroy *d, struct err *err)

@@ -12,9 +12,11 @@
 #include "base/check.h"
 #include "job/job.h"
 #include "vol/create.h"
+#include "vol/store_lvm.h"
 
-#define SPOOL_BYTES (1u << 20)
-#define SPOOL_BLOCK 65536u /* a run of zeroes this long becomes a hole */
+#define SPOOL_BYTES    (1u << 20)
+#define SPOOL_LV_BYTES (256 * MIB) /* an LV begins with */
+#define SPOOL_BLOCK    65536u      /* a run of zeroes this long becomes a hole */
 
 static const struct {
     const char *magic;
@@ -96,48 +98,79 @@ static ssize_t read_full(int fd, char *buf, size_t len)
     return (ssize_t)done;
 }
 
-static int write_blocks(int fd, const char *buf, size_t len, uint64_t off)
+/* Zeroes are left out where there are some already. */
+SUSPENDS static int write_blocks(struct blk *blk, const char *buf, size_t len, uint64_t off)
 {
-    for (size_t pos = 0; pos < len;) {
+    int rc = 0;
+
+    for (size_t pos = 0; pos < len && rc == 0;) {
         size_t n = MIN(len - pos, (size_t)SPOOL_BLOCK);
 
-        if (!buf_is_zero(buf + pos, n)) {
-            ssize_t put = pwrite(fd, buf + pos, n, (off_t)(off + pos));
-
-            if (put < 0)
-                return -errno;
-            n = (size_t)put;
-        }
+        if (!blk->fresh_zero || !buf_is_zero(buf + pos, n))
+            rc = blk_write(blk, off + pos, buf + pos, n);
         pos += n;
     }
-    return 0;
+    return rc;
 }
 
-/* Standard input into a sparse raw file at `path`. */
-static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
+/* An LV is made longer as it comes; its last extent is zero behind the end. */
+SUSPENDS static int spool_piece(struct blk *blk, char *buf, size_t len, uint64_t off,
+                                struct err *err)
 {
-    _cleanup_(closep) int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
+    int rc = 0;
+
+    if (blk->fixed_len && off + len > blk->len)
+        rc = blk_extend(blk, MAX(off + len, 2 * blk->len), err);
+    if (rc < 0)
+        return rc;
+    rc = write_blocks(blk, buf, len, off);
+    return rc < 0 ? err_errno(err, rc, "write '%s'", blk->name) : 0;
+}
+
+/* The length it has been found to have; what a device held behind it is zeroed. */
+SUSPENDS static int spool_end(struct blk *blk, uint64_t len, struct err *err)
+{
+    struct lvm_store *vg = lvm_store_of(blk->name);
+    uint64_t end = align_up(len, 512);
+    int rc = 0;
+
+    if (len == 0)
+        return err_set(err, -EINVAL, "standard input is empty");
+    if (vg)
+        rc = blk_zero(blk, len, blk->len - len, BLK_MAY_UNMAP);
+    else
+        rc = blk_resize(blk, end);
+    if (rc == 0)
+        rc = blk_flush(blk);
+    if (rc < 0)
+        return err_errno(err, rc, "write '%s'", blk->name);
+    return vg ? lvm_store_reduce(vg, lvm_store_name(vg, blk->name), end, err) : 0;
+}
+
+/* Standard input into a raw image at `path`, sparse where it is a file. */
+SUSPENDS static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
+{
     _cleanup_(freep) char *buf = malloc(SPOOL_BYTES);
     uint64_t len = 0;
     ssize_t n = SPOOL_BYTES;
-    int rc = 0;
+    struct blk *blk;
+    int rc = buf ? store_create(path, SPOOL_LV_BYTES, &blk, err)
+                 : err_set(err, -ENOMEM, "out of memory");
 
-    if (fd < 0 || !buf)
-        return err_errno(err, fd < 0 ? -errno : -ENOMEM, "create '%s'", path);
+    if (rc < 0)
+        return rc;
     while (rc == 0 && n == SPOOL_BYTES) {
         n = read_full(STDIN_FILENO, buf, SPOOL_BYTES);
-        if (n < 0)
-            return err_errno(err, (int)n, "read standard input");
-        rc = write_blocks(fd, buf, (size_t)n, len);
-        len += (uint64_t)n;
+        rc = n < 0 ? err_errno(err, (int)n, "read standard input")
+                   : spool_piece(blk, buf, (size_t)n, len, err);
+        len += n > 0 ? (uint64_t)n : 0;
         if (ctx->progress)
             ctx->progress(ctx->ctx, len, 0);
     }
-    if (rc == 0 && len == 0)
-        return err_set(err, -EINVAL, "standard input is empty");
-    if (rc == 0 && ftruncate(fd, (off_t)align_up(len, 512)) < 0)
-        rc = -errno;
-    return rc < 0 ? err_errno(err, rc, "write '%s'", path) : 0;
+    if (rc == 0)
+        rc = spool_end(blk, len, err);
+    blk_close(blk);
+    return rc;
 }
 
 SUSPENDS static int import_file(struct new_volume *nv, const char *file, const char *format,

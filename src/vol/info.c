@@ -162,7 +162,7 @@ static int fill_clones(struct vol_info *info, const struct catalog *cat, const s
 
 static int fill_names(struct vol_info *info, const struct catalog *cat, const struct cvol *vol)
 {
-    _cleanup_(freep) char *file = file_join(vol->stem, vol->format);
+    _cleanup_(freep) char *file = file_join(cat->images, vol->stem, vol->format);
     char *path = NULL;
 
     if (vol->current)

@@ -1,5 +1,6 @@
 /*
- * Intents: what an operation of several steps is about to do, as a file
+ * Intents: what an operation of several steps is about to do. Of a volume group they are tags
+ * (intent_tags.c); of a directory pool, below, each is a file
  * <pool>/images/.varve/intent-<id>.json, durable before the first step and removed after the last.
  *
  * 1. The file is flock'ed by its operation for as long as that lives: an intent whose lock is free
@@ -17,9 +18,8 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <time.h>
-#include "vol/internal.h"
+#include "vol/intent_tags.h"
 
-#define INTENT_VERSION   1
 #define INTENT_BYTES_MAX (1u << 20)
 #define SPARE_BYTES      (64u << 10)
 
@@ -51,8 +51,7 @@ static int write_json(int fd, const json_t *json)
     return text ? write_text(fd, text, strlen(text)) : -ENOMEM;
 }
 
-/* Does the path still name what is open? */
-static bool is_named(int fd, const char *path)
+bool intent_fd_is_named(int fd, const char *path)
 {
     struct stat mine, there;
 
@@ -103,7 +102,7 @@ static int take_spare(struct intent *in, const char *images)
         return -ENOSPC;
     memset(whole, ' ', SPARE_BYTES);
     memcpy(whole, text, len);
-    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || !is_named(fd, spare) || fstat(fd, &st) < 0 ||
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || !intent_fd_is_named(fd, spare) || fstat(fd, &st) < 0 ||
         st.st_size != SPARE_BYTES)
         return -ENOSPC;
     int rc = write_text(fd, whole, SPARE_BYTES);
@@ -149,11 +148,31 @@ static int write_file(struct intent *in, const char *tmp, struct err *err)
     return dir ? store_sync_dir(dir, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
-int intent_begin(const char *images, const char *id, const char *op, json_t *body,
-                 struct intent **ret, struct err *err)
+static int file_begin(struct intent *in, const char *images, struct err *err)
+{
+    _cleanup_(freep) char *tmp = NULL;
+    int rc = -ENOMEM;
+    struct stat st;
+
+    if (asprintf(&in->path, "%s/" OWN_DIR "/intent-%s.json", images, in->id) >= 0 &&
+        asprintf(&tmp, "%s/" OWN_DIR "/new-%s", images, in->id) >= 0)
+        rc = write_file(in, tmp, err);
+    if (rc == 0)
+        make_spare(images, in->id);
+    if ((rc == -ENOSPC || rc == -EDQUOT) && take_spare(in, images) == 0)
+        rc = 0;
+    if (rc == 0 && fstat(in->fd, &st) == 0)
+        in->begun = st.st_mtim;
+    if (rc < 0 && in->path)
+        unlink(in->path);
+    return rc == -ENOMEM ? err_set(err, rc, "out of memory") : rc;
+}
+
+SUSPENDS_UNCHECKED int intent_begin(const char *images, const char *id, const char *op,
+                                    json_t *body, struct intent **ret, struct err *err)
 {
     struct intent *in = calloc(1, sizeof(*in));
-    _cleanup_(freep) char *tmp = NULL;
+    int rc = 0;
 
     if (!in || !body) {
         free(in);
@@ -162,26 +181,17 @@ int intent_begin(const char *images, const char *id, const char *op, json_t *bod
     }
     in->fd = -1;
     in->json = body;
+    in->store = lvm_store_of(images);
     snprintf(in->id, sizeof(in->id), "%s", id);
     json_object_set_new(body, "version", json_integer(INTENT_VERSION));
     json_object_set_new(body, "op", json_string(op));
     json_object_set_new(body, "id", json_string(id));
-    int rc = -ENOMEM;
-    if (asprintf(&in->path, "%s/" OWN_DIR "/intent-%s.json", images, id) >= 0 &&
-        asprintf(&tmp, "%s/" OWN_DIR "/new-%s", images, id) >= 0)
-        rc = write_file(in, tmp, err);
-    if (rc == 0)
-        make_spare(images, id);
-    if ((rc == -ENOSPC || rc == -EDQUOT) && take_spare(in, images) == 0)
-        rc = 0;
-    if (rc < 0) {
-        if (in->path)
-            unlink(in->path);
+    rc = in->store ? tags_begin(in, err) : file_begin(in, images, err);
+    if (rc < 0)
         intent_leave(in);
-        return rc == -ENOMEM ? err_set(err, rc, "out of memory") : rc;
-    }
-    *ret = in;
-    return 0;
+    else
+        *ret = in;
+    return rc;
 }
 
 void intent_leave(struct intent *intent)
@@ -191,18 +201,69 @@ void intent_leave(struct intent *intent)
     if (intent->fd >= 0)
         close(intent->fd);
     json_decref(intent->json);
+    intent_tags_fini(&intent->tags);
+    free(intent->lock_path);
     free(intent->path);
     free(intent);
 }
 
-int intent_end(struct intent *intent, struct err *err)
+SUSPENDS_UNCHECKED int intent_end(struct intent *intent, struct err *err)
 {
     int rc = 0;
 
-    if (intent && !give_spare_back(intent, err, &rc))
+    if (intent && intent->store)
+        rc = tags_end(intent, err);
+    else if (intent && !give_spare_back(intent, err, &rc))
         rc = store_unlink(intent->path, err);
     intent_leave(intent);
     return rc;
+}
+
+/* ---- whose is it? ---- */
+
+enum intent_life intent_life(const struct intent *intent, enum intent_proof proof)
+{
+    if (!intent->foreign) /* by its flock, which is this process's now or that of its operation */
+        return intent->fd >= 0 ? INTENT_DEAD : INTENT_LIVE;
+    /* An operation has its volumes' locks while it lives. If they are of all hosts, and now the
+     * caller's, it does not. */
+    return proof == PROOF_NONE ? INTENT_UNKNOWN : INTENT_DEAD;
+}
+
+SUSPENDS_UNCHECKED int intent_take_over(struct intent *intent, enum intent_proof proof,
+                                        bool *ret_gone, struct err *err)
+{
+    *ret_gone = false;
+    if (intent_life(intent, proof) != INTENT_DEAD)
+        return err_set(err, -EBUSY, "%s: its operation may be at work", intent->path);
+    intent->proof = proof;
+    return intent->store ? tags_take_over(intent, ret_gone, err) : 0;
+}
+
+void intent_describe(const struct intent *intent, char *text, size_t len)
+{
+    const char *host = intent_str(json_object_get(intent->json, "owner"), "host");
+    char since[64] = "?";
+    struct tm tm;
+
+    if (localtime_r(&intent->begun.tv_sec, &tm))
+        strftime(since, sizeof(since), "%Y-%m-%d %H:%M:%S", &tm);
+    snprintf(text, len, "'%s' on host '%s' since %s", intent_op(intent), *host ? host : "?", since);
+}
+
+int intent_refuse(const struct intent *intent, const char *pool_id, const char *vmid,
+                  const char *stem, struct err *err)
+{
+    char what[200];
+
+    if (!intent->foreign)
+        return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool_id,
+                       vmid, *vmid ? "/" : "", stem);
+    intent_describe(intent, what, sizeof(what));
+    return err_set(err, -EBUSY,
+                   "%s:%s%s%s: another operation on it is under way, %s; if that host is down: "
+                   "varve pool check %s --repair",
+                   pool_id, vmid, *vmid ? "/" : "", stem, what, pool_id);
 }
 
 /* ---- reading ---- */
@@ -251,6 +312,17 @@ char *intent_dir(const char *images, const json_t *vol)
     return vmid_ok(vmid) ? path_join(images, vmid) : NULL;
 }
 
+int intent_check_json(struct intent *in, const char *why, struct err *err)
+{
+    if (!json_is_object(in->json))
+        return err_set(err, -EUCLEAN, "'%s' is damaged: %s", in->path, why);
+    if (json_integer_value(json_object_get(in->json, "version")) != INTENT_VERSION)
+        return err_set(err, -ENOTSUP, "'%s' was written by another version of this program",
+                       in->path);
+    snprintf(in->id, sizeof(in->id), "%s", intent_str(in->json, "id"));
+    return 0;
+}
+
 static int read_intent(int fd, struct intent *in, struct err *err)
 {
     struct stat st;
@@ -262,14 +334,9 @@ static int read_intent(int fd, struct intent *in, struct err *err)
     ssize_t n = text ? pread(fd, text, (size_t)st.st_size, 0) : -1;
     if (n < 0)
         return err_errno(err, text ? -errno : -ENOMEM, "read '%s'", in->path);
+    in->begun = st.st_mtim;
     in->json = json_loadb(text, (size_t)n, 0, &why);
-    if (!json_is_object(in->json))
-        return err_set(err, -EUCLEAN, "'%s' is damaged: %s", in->path, why.text);
-    if (json_integer_value(json_object_get(in->json, "version")) != INTENT_VERSION)
-        return err_set(err, -ENOTSUP, "'%s' was written by another version of this program",
-                       in->path);
-    snprintf(in->id, sizeof(in->id), "%s", intent_str(in->json, "id"));
-    return 0;
+    return intent_check_json(in, why.text, err);
 }
 
 /* *ret NULL: it has gone meanwhile. */
@@ -294,7 +361,8 @@ static int load_one(char *path, bool claim, struct intent **ret, struct err *err
         rc = err_errno(err, rc, "open '%s'", path);
     else if (!gone)
         rc = read_intent(in->fd, in, err);
-    gone |= in->fd >= 0 && !is_named(in->fd, path); /* after reading: the spare may be another's */
+    gone |= in->fd >= 0 &&
+            !intent_fd_is_named(in->fd, path); /* after reading: the spare may be another's */
     if (rc == 0 && (live || !claim))
         close(TAKE_FD(in->fd));
     if (rc < 0 || gone) {
@@ -305,20 +373,27 @@ static int load_one(char *path, bool claim, struct intent **ret, struct err *err
     return gone ? 0 : rc;
 }
 
-int intent_claim(const char *images, const char *id, struct intent **ret, bool *ret_live,
-                 struct err *err)
+static int file_claim(const char *images, const char *id, struct intent **ret, struct err *err)
 {
-    struct intent *in = NULL;
     char *path = NULL;
+
+    if (asprintf(&path, "%s/" OWN_DIR "/intent-%s.json", images, id) < 0)
+        return err_set(err, -ENOMEM, "out of memory");
+    return load_one(path, true, ret, err);
+}
+
+SUSPENDS_UNCHECKED int intent_claim(const char *images, const char *id, struct intent **ret,
+                                    bool *ret_live, struct err *err)
+{
+    struct lvm_store *vg = lvm_store_of(images);
+    struct intent *in = NULL;
 
     *ret = NULL;
     *ret_live = false;
     if (strchr(id, '/'))
         return err_set(err, -EUCLEAN, "the intent is damaged");
-    if (asprintf(&path, "%s/" OWN_DIR "/intent-%s.json", images, id) < 0)
-        return err_set(err, -ENOMEM, "out of memory");
-    int rc = load_one(path, true, &in, err);
-    *ret_live = in && in->fd < 0;
+    int rc = vg ? tags_claim(vg, id, &in, err) : file_claim(images, id, &in, err);
+    *ret_live = rc == 0 && in && intent_life(in, PROOF_NONE) == INTENT_LIVE;
     if (*ret_live)
         intent_leave(TAKE_PTR(in));
     *ret = in;
@@ -366,7 +441,7 @@ static int load_all(DIR *d, const char *dir, bool claim, struct intents *ret, st
     return 0;
 }
 
-int intents_load(const char *images, bool claim, struct intents *ret, struct err *err)
+static int file_load(const char *images, bool claim, struct intents *ret, struct err *err)
 {
     _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
     struct intents list = {0};
@@ -384,6 +459,34 @@ int intents_load(const char *images, bool claim, struct intents *ret, struct err
     else
         *ret = list;
     return rc;
+}
+
+SUSPENDS_UNCHECKED int intents_load(const char *images, bool claim, struct intents *ret,
+                                    struct err *err)
+{
+    struct lvm_store *vg = lvm_store_of(images);
+
+    return vg ? tags_load(vg, claim, ret, err) : file_load(images, claim, ret, err);
+}
+
+static bool file_any(const char *images)
+{
+    _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
+    DIR *d = dir ? opendir(dir) : NULL;
+    bool found = false;
+
+    for (struct dirent *e; d && !found && (e = readdir(d));)
+        found = strncmp(e->d_name, "intent-", 7) == 0 || strncmp(e->d_name, "new-", 4) == 0;
+    if (d)
+        closedir(d);
+    return found;
+}
+
+SUSPENDS_UNCHECKED bool intents_any(const char *images)
+{
+    struct lvm_store *vg = lvm_store_of(images);
+
+    return vg ? tags_any(vg) : file_any(images);
 }
 
 void intents_fini(struct intents *list)

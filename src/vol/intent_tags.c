@@ -93,16 +93,15 @@ static char *lock_dir_path(void)
     return asprintf(&ret, "%s/.intents", runtime_dir()) < 0 ? NULL : ret;
 }
 
-static int fill_lock_path(struct intent *in)
+static int fill_names(struct intent *in, struct err *err)
 {
-    if (in->lock_path)
-        return 0;
-    if (asprintf(&in->lock_path, "%s/.intents/%s:%s", runtime_dir(), in->store->dir.lvm.vg,
-                 in->id) < 0) {
+    const char *vg = in->store->dir.lvm.vg;
+
+    if (asprintf(&in->path, "%s: intent %s", vg, in->id) < 0)
+        in->path = NULL;
+    if (asprintf(&in->lock_path, "%s/.intents/%s:%s", runtime_dir(), vg, in->id) < 0)
         in->lock_path = NULL;
-        return -ENOMEM;
-    }
-    return 0;
+    return in->path && in->lock_path ? 0 : err_set(err, -ENOMEM, "out of memory");
 }
 
 static int make_lock_dir(void)
@@ -144,14 +143,12 @@ static int try_lock(const char *path, int *ret_fd)
 
 static int lock_file(struct intent *in, struct err *err)
 {
-    int rc = fill_lock_path(in);
+    int rc = make_lock_dir();
 
-    if (rc == 0)
-        rc = make_lock_dir();
     if (rc == 0)
         rc = try_lock(in->lock_path, &in->fd);
     if (rc < 0 && rc != -EAGAIN)
-        return err_errno(err, rc, "lock '%s'", in->lock_path ? in->lock_path : "?");
+        return err_errno(err, rc, "lock '%s'", in->lock_path);
     return rc;
 }
 
@@ -358,8 +355,10 @@ static int fill_owner(struct intent *in, struct err *err)
 int tags_begin(struct intent *in, struct err *err)
 {
     struct intent_tags none = {0};
-    int rc = fill_owner(in, err);
+    int rc = fill_names(in, err);
 
+    if (rc == 0)
+        rc = fill_owner(in, err);
     clock_gettime(CLOCK_REALTIME, &in->begun);
     json_object_set_new(
         in->json, "begun",
@@ -454,8 +453,8 @@ static int read_tags(struct lvm_store *s, const char *id, struct intent **ret, s
     in->fd = -1;
     in->store = s;
     snprintf(in->id, sizeof(in->id), "%s", id);
-    int rc = intent_tags_of(s->dir.vg, id, &in->tags);
-    if (rc < 0 || asprintf(&in->path, "%s: intent %s", s->dir.lvm.vg, id) < 0)
+    int rc = fill_names(in, err);
+    if (rc == 0 && intent_tags_of(s->dir.vg, id, &in->tags) < 0)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0 && in->tags.list.len)
         rc = parse(in, err);

@@ -5,13 +5,15 @@
 #include <jansson.h>
 #include <sys/stat.h>
 #include "base/vec.h"
+#include "vol/intent.h"
 #include "vol/lock.h"
 #include "vol/vol.h"
 
-#define SNAP_NAME_MAX 40u       /* bytes */
-#define STEM_MAX      200u      /* "snap-<S>-<stem>.qcow2" fits into a file name */
-#define OWN_DIR       ".varve"  /* beside the volumes: locks and intents */
-#define OWN_PREFIX    ".varve-" /* temporary files beside the volumes */
+#define SNAP_NAME_MAX 40u          /* bytes */
+#define STEM_MAX      200u         /* "snap-<S>-<stem>.qcow2" fits into a file name */
+#define OWN_DIR       ".varve"     /* beside the volumes: locks and intents */
+#define OWN_PREFIX    ".varve-"    /* temporary files beside the volumes */
+#define THIN_CHUNK    (1ull << 30) /* bytes that an LV begins with */
 
 /* ---- name.c ---- */
 bool pool_id_ok(const char *id);
@@ -22,12 +24,26 @@ bool snap_name_ok(const char *snap);
 bool stem_is_proxmox(const char *stem, const char *vmid);
 bool stem_is_base(const char *stem);
 /* A name a new volume may have. */
-int stem_check_new(const char *vmid, const char *stem, struct err *err);
-/* Splits "<stem>.<raw|qcow2>"; *ret_format is a constant. false: another suffix. */
-bool file_split(const char *file, char *stem, size_t stem_len, const char **ret_format);
+int stem_check_new(const char *dir, const char *vmid, const char *stem, struct err *err);
+/* How names look depends on the storage that the directory lies in (name_form). */
+enum name_form {
+    FORM_FILE, /* <stem>.<raw|qcow2>, snap-<S>-<stem>.<format> */
+    FORM_LV,   /* <stem>[.qcow2], snap_<stem>_<S>[.qcow2] */
+};
+enum name_form name_form(const char *dir);
+/* Splits off the format; *ret_format is a constant. false: a suffix that no image of ours has. */
+bool file_split(enum name_form form, const char *file, char *stem, size_t stem_len,
+                const char **ret_format);
+bool stem_is_snap(enum name_form form, const char *stem);
+/* Walks the readings of a snapshot's stem, from the shortest volume name on: *pos begins with 0.
+ * NULL: no more; else the volume's stem, valid until the next call, and its snapshot's name. */
+const char *snap_reading(enum name_form form, const char *stem, size_t *pos, char buf[256],
+                         char snap[SNAP_NAME_MAX + 1]);
 /* All freed by the caller; NULL: out of memory. */
-char *file_join(const char *stem, const char *format);
-char *snap_file(const char *snap, const char *stem, const char *format);
+char *file_join(const char *dir, const char *stem, const char *format);
+char *snap_file(const char *dir, const char *snap, const char *stem, const char *format);
+/* The stem of a snapshot's file. */
+char *snap_stem(enum name_form form, const char *snap, const char *stem);
 
 /* ---- head.c: what a listing needs of a qcow2 header ---- */
 struct head {
@@ -78,7 +94,8 @@ struct cvol {
 };
 struct catalog {
     const struct pool *pool;
-    char *images;              /* absolute directory */
+    char *images; /* absolute directory */
+    enum name_form form;
     VEC(struct cfile *) files; /* by path */
     VEC(struct cvol *) vols;   /* by vmid and stem */
     VEC(char *) strays;        /* "path: why" of files that are no image of ours */
@@ -86,6 +103,13 @@ struct catalog {
 };
 /* Blocks on the file system (a listing of 200 images is a few milliseconds). */
 int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err);
+/* ---- catalog_lvm.c: the same of a volume group, from its report and the images' heads ---- */
+int catalog_scan_lvm(struct catalog *cat, struct err *err);
+/* catalog.c, for it: takes the file; what stands in a header is in it. */
+int catalog_add(struct catalog *cat, struct cfile *f);
+int catalog_add_stray(struct catalog *cat, const char *path, const char *why);
+void cfile_free(struct cfile *f);
+int cfile_resolve_backing(struct cfile *f);
 void catalog_free(struct catalog *cat);
 static inline void catalog_freep(struct catalog **cat)
 {
@@ -139,7 +163,22 @@ int store_link(const char *old, const char *new, struct err *err);    /* -EEXIST
 int store_rename(const char *old, const char *new, struct err *err);  /* over new */
 int store_publish(const char *tmp, const char *new, struct err *err); /* never over new */
 int store_unlink(const char *path, struct err *err);                  /* missing is fine */
-int store_mkdir(const char *path, struct err *err);                   /* there is fine */
+/* All names in a directory that begin so. */
+int store_unlink_all(const char *dir, const char *prefix, struct err *err);
+/* A new image, opened for writing: a file that grows, or an LV of len bytes with any content. */
+struct blk;
+SUSPENDS int store_create(const char *path, uint64_t len, struct blk **ret, struct err *err);
+/* So long an LV is made for a new image: in full, or a first chunk of a pool with thin LVs. Of
+ * files 0. */
+struct image_create_opts;
+int store_image_len(const struct pool *pool, const struct image_create_opts *opts, uint64_t *ret,
+                    struct err *err);
+bool store_is_thin(
+    const struct pool *pool); /* an image there begins with less than its full length */
+int store_set_mode(const char *path, mode_t mode, struct err *err); /* LVs have none */
+/* lstat; of an LV its length and when it was taken. 0 or -errno. */
+int store_stat(const char *path, struct stat *ret);
+int store_mkdir(const char *path, struct err *err); /* there is fine */
 bool store_same_file(const char *a, const char *b);
 bool store_exists(const char *path);
 /* Mode and owner of `like`. */
@@ -151,40 +190,17 @@ char *path_dir(const char *path);
 /* `path` as seen from directory `dir`: "snap.qcow2", "../100/base.qcow2". Both normal. */
 char *path_relative(const char *dir, const char *path);
 
-/* ---- intent.c ---- */
-struct intent {
-    char id[24];
-    char *path;
-    int fd; /* flock'ed by its operation as long as that lives */
-    json_t *json;
+/* ---- op.c: the pool's lock, and with it what is known of a volume group ---- */
+struct lvm_store;
+struct pool_hold {
+    struct pool_lock lock;
+    struct lvm_store *vg; /* then that one holds it */
 };
-/* Writes {"version", "op", "id", ...}; body is taken. Durable on return. */
-int intent_begin(const char *images, const char *id, const char *op, json_t *body,
-                 struct intent **ret, struct err *err);
-/* Removes the file, durably, and frees. */
-int intent_end(struct intent *intent, struct err *err);
-/* Frees and leaves the file for recovery. */
-void intent_leave(struct intent *intent);
-void intent_new_id(char id[24]);
-/* All intents of a pool. Live ones (their operation runs) have fd -1 when `claim` is set; without
- * `claim` none is locked. */
-struct intents {
-    VEC(struct intent *) list;
-};
-int intents_load(const char *images, bool claim, struct intents *ret, struct err *err);
-void intents_fini(struct intents *list);
-/* One by its id. *ret NULL: it is not there, or *ret_live: its operation runs. */
-int intent_claim(const char *images, const char *id, struct intent **ret, bool *ret_live,
-                 struct err *err);
-const char *intent_op(const struct intent *intent);
-/* Is the volume one of {"vols": [{"vmid", "stem"}, ...]}? */
-bool intent_concerns(const struct intent *intent, const char *vmid, const char *stem);
-/* Members; "" or NULL when absent. */
-const char *intent_str(const json_t *obj, const char *key);
-/* A member that must be a plain file name; NULL otherwise. */
-const char *intent_name(const json_t *obj, const char *key);
-/* The directory of a volume recorded as {"vmid"}; NULL: invalid. The caller frees. */
-char *intent_dir(const char *images, const json_t *vol);
+SUSPENDS int pool_hold(const struct pool *pool, const char *images, struct pool_hold *ret,
+                       struct err *err);
+void pool_let_go(struct pool_hold *hold); /* harmless when not held */
+/* What was activated in a volume group for an operation or a listing is no longer needed. */
+SUSPENDS void pool_close(const char *images);
 
 /* ---- taken.c: when snapshots were taken, as the time of their files ---- */
 struct timespec taken_now(void);
@@ -206,7 +222,7 @@ struct op {
     char id[24];
     char *images;
     struct catalog *cat;
-    struct pool_lock pool_lock;
+    struct pool_hold pool_lock;
     VEC(struct pool_lock) vol_locks;
     struct intent *intent;
 };
@@ -328,6 +344,9 @@ SUSPENDS int remote_job_state(struct remote *r, const char *job, char **ret, str
  * ones; NULL: long merges are left, with a line. */
 SUSPENDS int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                           const char *vmid, const char *stem, struct err *err);
+/* The same for one who says that no other host is at work: what others have begun is taken over. */
+SUSPENDS int recover_alone(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                           const char *vmid, const char *stem, struct err *err);
 
 /* ---- parts of recovery; the intent is claimed ---- */
 SUSPENDS int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool,

@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include "vol/internal.h"
+#include "vol/store_lvm.h"
 
 /* A backing file that goes by another path: through a link, an absolute name of a moved pool. */
 static int link_by_inode(struct catalog *cat, struct cfile *f)
@@ -161,13 +161,14 @@ char *cvol_id(const struct catalog *cat, const struct cvol *vol)
     const char *slash = *vol->vmid ? "/" : "";
     const struct cfile *base = clone_base(vol);
     char *ret = NULL;
-    int n;
+    _cleanup_(freep) char *file = file_join(cat->images, vol->stem, vol->format);
+    int n = -1;
 
-    if (base && *base->vmid && *vol->vmid)
-        n = asprintf(&ret, "%s:%s/%s/%s%s%s.%s", cat->pool->id, base->vmid, base->name, vol->vmid,
-                     slash, vol->stem, vol->format);
-    else
-        n = asprintf(&ret, "%s:%s%s%s.%s", cat->pool->id, vol->vmid, slash, vol->stem, vol->format);
+    if (file && base && *base->vmid && *vol->vmid)
+        n = asprintf(&ret, "%s:%s/%s/%s%s%s", cat->pool->id, base->vmid, base->name, vol->vmid,
+                     slash, file);
+    else if (file)
+        n = asprintf(&ret, "%s:%s%s%s", cat->pool->id, vol->vmid, slash, file);
     return n < 0 ? NULL : ret;
 }
 
@@ -241,10 +242,16 @@ int catalog_find(const struct catalog *cat, const struct vol_name *name, struct 
 int catalog_check_new_snap_file(const struct catalog *cat, const char *vmid, const char *stem,
                                 const char *snap, struct err *err)
 {
-    _cleanup_(freep) char *file = NULL, *other_snap = NULL;
+    _cleanup_(freep) char *file = snap_stem(cat->form, snap, stem), *other_snap = NULL;
 
-    if (asprintf(&file, "snap-%s-%s", snap, stem) < 0)
+    if (!file)
         return err_set(err, -ENOMEM, "out of memory");
+    if (cat->form == FORM_LV) {
+        int rc = lvm_store_check_name(cat->images, file, err);
+
+        if (rc < 0)
+            return rc;
+    }
     vec_for_each(it, &cat->files) {
         if (strcmp((*it)->vmid, vmid) == 0 && strcmp((*it)->stem, file) == 0)
             return err_set(err, -EEXIST, "the file of a snapshot '%s' is there already: '%s'", snap,
@@ -268,7 +275,6 @@ int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, co
 int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const char *stem,
                           struct err *err)
 {
-    size_t len = strlen(stem);
     const struct cvol *there = catalog_vol(cat, vmid, stem, NULL);
 
     if (there)
@@ -276,13 +282,15 @@ int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const cha
                        *vmid ? "/" : "", stem, there->format);
     vec_for_each(it, &cat->files) {
         const struct cfile *f = *it;
-        size_t n = strlen(f->stem);
+        char snap[SNAP_NAME_MAX + 1], buf[256];
+        size_t pos = 0;
 
-        if (strncmp(f->stem, "snap-", 5) != 0 || strcmp(f->vmid, vmid) != 0 || n < len + 7)
+        if (!stem_is_snap(cat->form, f->stem) || strcmp(f->vmid, vmid) != 0)
             continue;
-        if (f->stem[n - len - 1] == '-' && strcmp(f->stem + n - len, stem) == 0)
-            return err_set(err, -EEXIST, "'%s' would read as a snapshot of the new volume '%s'",
-                           f->path, stem);
+        for (const char *v; (v = snap_reading(cat->form, f->stem, &pos, buf, snap));)
+            if (strcmp(v, stem) == 0)
+                return err_set(err, -EEXIST, "'%s' would read as a snapshot of the new volume '%s'",
+                               f->path, stem);
     }
     return 0;
 }

@@ -8,7 +8,9 @@
 #include "vol/lvm_dir.h"
 #include <stdio.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include "base/check.h"
+#include "vol/internal.h"
 
 /* ---- names ---- */
 
@@ -86,7 +88,7 @@ struct lvm_lv *lvm_dir_find(const struct lvm_dir *dir, const char *name)
 bool lvm_dir_is_ours(const struct lvm_lv *lv)
 {
     vec_for_each(tag, &lv->tags)
-        if (strcmp(*tag, LVM_DIR_TAG) == 0 || tag_value(*tag, "pve-vm-"))
+        if (strcmp(*tag, LVM_DIR_TAG) == 0 || tag_value(*tag, LVM_DIR_GUEST))
             return true;
     return false;
 }
@@ -97,6 +99,24 @@ static int check_ours(const struct lvm_dir *dir, const struct lvm_lv *lv, struct
         return 0;
     return err_set(err, -EPERM, "LV '%s/%s' has no tag of ours: it is left alone", dir->lvm.vg,
                    lv->name);
+}
+
+bool lvm_dir_owner(const char *name, char *tag, size_t len)
+{
+    static const char *const forms[] = {"vm-", "base-", "snap_vm-", "snap_base-"};
+
+    for (unsigned i = 0; i < ARRAY_SIZE(forms); i++) {
+        size_t n = strlen(forms[i]);
+
+        if (strncmp(name, forms[i], n) != 0)
+            continue;
+        size_t digits = strspn(name + n, "0123456789");
+        if (digits > 0 && digits < 20 && name[n + digits] == '-') {
+            snprintf(tag, len, LVM_DIR_GUEST "%.*s", (int)digits, name + n);
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- the report ---- */
@@ -174,6 +194,22 @@ SUSPENDS static int run_tags(struct lvm_dir *dir, const struct step *s, struct e
     return rc;
 }
 
+/* Its tag follows the name. One that was cut off here is ours all the same. */
+SUSPENDS static int set_owner(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
+{
+    struct step s = {0};
+    char tag[64];
+
+    if (!lvm_dir_owner(lv->name, tag, sizeof(tag)) || lvm_lv_has_tag(lv, tag))
+        return 0;
+    s.lvs[0] = lv;
+    put(dir, s.add, "", tag);
+    vec_for_each(it, &lv->tags)
+        if (!*s.del && (tag_value(*it, LVM_DIR_GUEST) || strcmp(*it, LVM_DIR_TAG) == 0))
+            put(dir, s.del, "", *it);
+    return run_tags(dir, &s, err);
+}
+
 SUSPENDS static int run_rename(struct lvm_dir *dir, struct lvm_lv *lv, const char *new,
                                struct err *err)
 {
@@ -181,19 +217,77 @@ SUSPENDS static int run_rename(struct lvm_dir *dir, struct lvm_lv *lv, const cha
 
     crash_point("lvm-dir-rename");
     int rc = lvm_rename(&dir->lvm, lv->name, name, err);
-    if (rc < 0)
+    if (rc < 0) {
         lvm_dir_forget(dir);
-    else
-        lv->name = name;
-    return rc;
+        return rc;
+    }
+    lv->name = name;
+    return set_owner(dir, lv, err);
+}
+
+/* "open" is what the kernel of one host knows. */
+static void gone_prefix(char *text, size_t len)
+{
+    struct utsname host = {0};
+
+    (void)uname(&host);
+    snprintf(text, len, LVM_DIR_GONE "%08x-", (unsigned)text_hash(host.nodename));
+}
+
+bool lvm_dir_is_gone(const struct lvm_lv *lv)
+{
+    return tag_value(lv->name, LVM_DIR_GONE) != NULL;
+}
+
+/* As a file that is unlinked while somebody has it open. */
+SUSPENDS static int hide(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
+{
+    char name[80];
+
+    gone_prefix(name, sizeof(name));
+    size_t used = strlen(name);
+    snprintf(name + used, sizeof(name) - used, "%.16s", lv->uuid);
+    return run_rename(dir, lv, name, err);
 }
 
 SUSPENDS static int run_remove(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
 {
     crash_point("lvm-dir-remove");
+    if (lv->open == LVM_YES)
+        return hide(dir, lv, err);
+    _cleanup_(freep) char *uuid = strdup(lv->uuid);
     int rc = lvm_remove(&dir->lvm, (const char *const[]){lv->name, NULL}, err);
-
     lvm_dir_forget(dir); /* there is more room, too */
+    if (rc != -EBUSY || !uuid || lvm_dir_load(dir, NULL) < 0)
+        return rc;
+    vec_for_each(it, &dir->vg->lvs) /* opened since the report was made */
+        if (strcmp(it->uuid, uuid) == 0 && it->open == LVM_YES)
+            return hide(dir, it, err);
+    return rc;
+}
+
+int lvm_dir_sweep(struct lvm_dir *dir, struct err *err)
+{
+    VEC(const char *) names = {0};
+    char prefix[48];
+    int rc = lvm_dir_load(dir, err);
+
+    gone_prefix(prefix, sizeof(prefix));
+    if (rc < 0)
+        return rc;
+    vec_for_each(lv, &dir->vg->lvs) {
+        if (tag_value(lv->name, prefix) && lvm_dir_is_ours(lv) && lv->open != LVM_YES && rc == 0)
+            rc = vec_push(&names, lv->name);
+    }
+    if (rc == 0 && names.len)
+        rc = vec_push(&names, NULL);
+    if (rc < 0)
+        rc = err_set(err, rc, "out of memory");
+    else if (names.len)
+        rc = lvm_remove(&dir->lvm, names.data, err);
+    if (names.len)
+        lvm_dir_forget(dir);
+    vec_free(&names);
     return rc;
 }
 
@@ -241,11 +335,20 @@ SUSPENDS static int drop_tags(struct lvm_dir *dir, struct lvm_lv *lv, const char
     return run_tags(dir, &s, err);
 }
 
+/* By LVM's own name. Renames that were noted have left the report unsorted. */
+static struct lvm_lv *bearer_of(const struct lvm_dir *dir, const char *name)
+{
+    vec_for_each(lv, &dir->vg->lvs)
+        if (strcmp(lv->name, name) == 0)
+            return lv;
+    return NULL;
+}
+
 /* One step of a takeover that was begun. */
 SUSPENDS static int take_step(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
 {
     const char *name = takes(lv);
-    struct lvm_lv *bearer = lvm_vg_find(dir->vg, name);
+    struct lvm_lv *bearer = bearer_of(dir, name);
     _cleanup_(freep) char *tag = NULL;
 
     if (bearer && bearer != lv)

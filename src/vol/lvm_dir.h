@@ -4,8 +4,8 @@
  * nothing can be renamed over something. Two tags make up for it:
  *
  *   varve-also=NAME    the LV has this name, too (a link)
- *   varve-takes=NAME   the LV has this name, whoever still bears it, and no longer its own: a rename
- *                      over another LV is decided
+ *   varve-takes=NAME   the LV has this name, whoever still bears it, and no longer its own: a
+ * rename over another LV is decided
  *
  * A rename over a name is decided by one command, which sets the second tag; what follows only
  * makes LVM's own names agree, and is finished by whoever comes next (lvm_dir_settle). So at any
@@ -17,9 +17,9 @@
  *     3 LVM renames new to cur
  *     4 both tags go
  *
- * Names are looked up in one report, in which successful changes are noted; it is read again after a
- * failed one. Callers hold the pool's lock from the report to the last change. LVs without our tags are never changed, but their names are
- * taken.
+ * Names are looked up in one report, in which successful changes are noted; it is read again after
+ * a failed one. Callers hold the pool's lock from the report to the last change. LVs without our
+ * tags are never changed, but their names are taken.
  */
 #ifndef VARVE_VOL_LVM_DIR_H
 #define VARVE_VOL_LVM_DIR_H
@@ -27,8 +27,10 @@
 #include "vol/lvm.h"
 
 #define LVM_DIR_TAG   "varve"
+#define LVM_DIR_GUEST "pve-vm-" /* + the guest's number: Proxmox's tag */
 #define LVM_DIR_ALSO  "varve-also="
 #define LVM_DIR_TAKES "varve-takes="
+#define LVM_DIR_GONE  ".varve-gone-" /* + host + UUID */
 
 struct lvm_dir {
     struct lvm lvm;    /* filled by the caller */
@@ -44,6 +46,9 @@ void lvm_dir_forget(struct lvm_dir *dir);
 struct lvm_lv *lvm_dir_find(const struct lvm_dir *dir, const char *name);
 /* The n-th name of an LV, NULL when there are no more. Loaded; borrowed until the report goes. */
 const char *lvm_dir_name(const struct lvm_dir *dir, const struct lvm_lv *lv, unsigned n);
+/* The tag of a guest's volume or snapshot, by its name: Proxmox finds them so. false: it is no
+ * guest's. Renames to such a name set it. */
+bool lvm_dir_owner(const char *name, char *tag, size_t len);
 /* By our tag, or by Proxmox's "pve-vm-<vmid>". */
 bool lvm_dir_is_ours(const struct lvm_lv *lv);
 
@@ -53,8 +58,13 @@ SUSPENDS int lvm_dir_link(struct lvm_dir *dir, const char *old, const char *new,
 /* `old` becomes `new`, which an LV may have: it keeps its other names, or is removed without one.
  * Two names of one LV: `old` goes. -ENOENT. */
 SUSPENDS int lvm_dir_rename(struct lvm_dir *dir, const char *old, const char *new, struct err *err);
-/* The name goes, with its last one the LV. Of none it is success. */
+/* The name goes, with its last one the LV; one that is open is renamed to a hidden name until
+ * nobody has it open (lvm_dir_sweep). Of none it is success. */
 SUSPENDS int lvm_dir_unlink(struct lvm_dir *dir, const char *name, struct err *err);
+/* Removes what was unlinked on this host while it was open, and is no longer. */
+SUSPENDS int lvm_dir_sweep(struct lvm_dir *dir, struct err *err);
+/* "the LV is such a one": no volume any more. */
+bool lvm_dir_is_gone(const struct lvm_lv *lv);
 /* Finishes renames that were cut off. */
 SUSPENDS int lvm_dir_settle(struct lvm_dir *dir, struct err *err);
 

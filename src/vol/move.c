@@ -35,7 +35,7 @@ SUSPENDS static int plan_source(struct move *m, const struct vol_name *name, str
     if (rc == 0)
         rc = op_refuse_served(&m->src, m->vol, "moved", err);
     /* its volume is locked: what is known of it stays so */
-    lock_release(&m->src.pool_lock);
+    pool_let_go(&m->src.pool_lock);
     return rc;
 }
 

@@ -47,7 +47,7 @@ SUSPENDS static int find_partner(const struct vol_ctx *ctx, const struct intent 
                                  struct err *err)
 {
     const json_t *vol = first_vol(in);
-    bool live;
+    bool live, gone;
     int rc = config_pool(ctx->cfg, pool_id, &s->pool, err);
 
     if (rc == -ENOENT) /* a storage that is no more */
@@ -61,11 +61,20 @@ SUSPENDS static int find_partner(const struct vol_ctx *ctx, const struct intent 
     if (live)
         return err_set(err, -EBUSY, "a move to or from '%s' is being settled by another process",
                        pool_id);
+    if (intent_life(s->own, in->proof) == INTENT_UNKNOWN)
+        return intent_refuse(s->own, pool_id, intent_str(vol, "vmid"), intent_str(vol, "stem"),
+                             err);
     if (strcmp(intent_op(s->own), op) != 0)
         return err_set(err, -EUCLEAN, "'%s' is not of this move", s->own->path);
     rc = lock_volume(s->pool, s->images, intent_str(vol, "vmid"), intent_str(vol, "stem"), &s->lock,
                      err);
-    return rc == 0 ? fill_side(s, s->pool, NULL, s->own, err) : rc;
+    if (rc == 0)
+        rc = intent_take_over(s->own, in->proof, &gone, err);
+    if (rc == 0 && gone)
+        intent_leave(TAKE_PTR(s->own));
+    else if (rc == 0)
+        rc = fill_side(s, s->pool, NULL, s->own, err);
+    return rc;
 }
 
 /* ---- the target ---- */

@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include "vol/internal.h"
+#include "base/bits.h"
+#include "vol/store_lvm.h"
 
 static bool all_of(const char *s, size_t len, const char *more)
 {
@@ -74,7 +75,8 @@ int vol_snap_name_check(const char *snap, struct err *err)
     return 0;
 }
 
-/* Length of "<word>-<digits>-" at the start of the stem, 0 if it does not start so. */
+/* Length of "<word>-<digits>-" at the start of the stem, 0 if it does not start so. vmid NULL or
+ * "": any. */
 static size_t numbered_prefix(const char *stem, const char *word, const char *vmid)
 {
     size_t n = strlen(word);
@@ -84,7 +86,7 @@ static size_t numbered_prefix(const char *stem, const char *word, const char *vm
     size_t digits = strspn(stem + n, "0123456789");
     if (!digits || stem[n + digits] != '-')
         return 0;
-    if (vmid && (strlen(vmid) != digits || strncmp(stem + n, vmid, digits) != 0))
+    if (vmid && *vmid && (strlen(vmid) != digits || strncmp(stem + n, vmid, digits) != 0))
         return 0;
     return n + digits + 1;
 }
@@ -103,16 +105,19 @@ bool stem_is_proxmox(const char *stem, const char *vmid)
     return n && stem[n];
 }
 
+/* Whatever kind of storage it is. */
 static bool is_snapshot_name(const char *stem)
 {
     return strncmp(stem, "snap-", 5) == 0 || strncmp(stem, "snap_", 5) == 0;
 }
 
-int stem_check_new(const char *vmid, const char *stem, struct err *err)
+int stem_check_new(const char *dir, const char *vmid, const char *stem, struct err *err)
 {
     if (stem_is_base(stem) || strncmp(stem, "del-", 4) == 0)
         return err_set(err, -EINVAL,
                        "a new volume cannot be called '%s': base-* and del-* are reserved", stem);
+    if (name_form(dir) == FORM_LV)
+        return lvm_store_check_name(dir, stem, err);
     size_t n = numbered_prefix(stem, "vm-", *vmid ? vmid : NULL);
     if (*vmid && (!n || !stem[n]))
         return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'",
@@ -137,34 +142,107 @@ static const char *suffix_of(const char *file, const char *const *suffixes, unsi
     return NULL;
 }
 
-bool file_split(const char *file, char *stem, size_t stem_len, const char **ret_format)
-{
-    static const char *const formats[] = {"raw", "qcow2"};
-    const char *format = suffix_of(file, formats, ARRAY_SIZE(formats));
+/* ---- names of images ---- */
 
-    if (!format)
+enum name_form name_form(const char *dir)
+{
+    return lvm_store_of(dir) ? FORM_LV : FORM_FILE;
+}
+
+static const char *const formats[] = {"raw", "qcow2"};
+
+bool file_split(enum name_form form, const char *file, char *stem, size_t stem_len,
+                const char **ret_format)
+{
+    const char *format = suffix_of(file, formats, ARRAY_SIZE(formats));
+    size_t n = strlen(file);
+
+    if (form == FORM_LV && format == formats[0])
+        return false; /* a raw LV has no suffix */
+    if (form == FORM_FILE && !format)
         return false;
-    size_t n = strlen(file) - strlen(format) - 1;
+    if (format)
+        n -= strlen(format) + 1;
     if (n >= stem_len)
         return false;
     memcpy(stem, file, n);
     stem[n] = '\0';
-    *ret_format = format;
+    *ret_format = format ? format : formats[0];
     return true;
 }
 
-char *file_join(const char *stem, const char *format)
+char *file_join(const char *dir, const char *stem, const char *format)
 {
     char *ret = NULL;
 
+    if (name_form(dir) == FORM_LV && strcmp(format, "raw") == 0)
+        return strdup(stem);
     return asprintf(&ret, "%s.%s", stem, format) < 0 ? NULL : ret;
 }
 
-char *snap_file(const char *snap, const char *stem, const char *format)
+char *snap_stem(enum name_form form, const char *snap, const char *stem)
 {
     char *ret = NULL;
+    int n = form == FORM_LV ? asprintf(&ret, "snap_%s_%s", stem, snap)
+                            : asprintf(&ret, "snap-%s-%s", snap, stem);
 
-    return asprintf(&ret, "snap-%s-%s.%s", snap, stem, format) < 0 ? NULL : ret;
+    return n < 0 ? NULL : ret;
+}
+
+char *snap_file(const char *dir, const char *snap, const char *stem, const char *format)
+{
+    _cleanup_(freep) char *whole = snap_stem(name_form(dir), snap, stem);
+
+    return whole ? file_join(dir, whole, format) : NULL;
+}
+
+bool stem_is_snap(enum name_form form, const char *stem)
+{
+    return strncmp(stem, form == FORM_LV ? "snap_" : "snap-", 5) == 0;
+}
+
+/* "snap_<stem>_<S>": from the front on */
+static const char *lv_reading(const char *stem, size_t *pos, char buf[256],
+                              char snap[SNAP_NAME_MAX + 1])
+{
+    size_t len = strlen(stem);
+
+    for (*pos = MAX(*pos, (size_t)5); ++*pos < len;) {
+        size_t n = *pos - 5;
+
+        if (stem[*pos] != '_' || n >= 256 || len - *pos - 1 > SNAP_NAME_MAX)
+            continue;
+        memcpy(buf, stem + 5, n);
+        buf[n] = '\0';
+        memcpy(snap, stem + *pos + 1, len - *pos);
+        if (snap_name_ok(snap) && stem_ok(buf))
+            return buf;
+    }
+    return NULL;
+}
+
+/* "snap-<S>-<stem>": from the end on */
+static const char *file_reading(const char *stem, size_t *pos, char snap[SNAP_NAME_MAX + 1])
+{
+    if (*pos == 0)
+        *pos = strlen(stem);
+    while (*pos > 5) {
+        size_t i = --*pos;
+
+        if (stem[i] != '-' || i - 5 > SNAP_NAME_MAX || i == 5)
+            continue;
+        memcpy(snap, stem + 5, i - 5);
+        snap[i - 5] = '\0';
+        if (snap_name_ok(snap) && stem_ok(stem + i + 1))
+            return stem + i + 1;
+    }
+    return NULL;
+}
+
+const char *snap_reading(enum name_form form, const char *stem, size_t *pos, char buf[256],
+                         char snap[SNAP_NAME_MAX + 1])
+{
+    return form == FORM_LV ? lv_reading(stem, pos, buf, snap) : file_reading(stem, pos, snap);
 }
 
 /* ---- ids ---- */
@@ -177,7 +255,7 @@ static int parse_file(const char *text, struct vol_name *ret, struct err *err)
 
     if (suffix_of(text, foreign, ARRAY_SIZE(foreign)))
         return err_set(err, -EINVAL, "'%.64s': only .raw and .qcow2 volumes are supported", text);
-    if (file_split(text, ret->name, sizeof(ret->name), &format))
+    if (file_split(FORM_FILE, text, ret->name, sizeof(ret->name), &format))
         snprintf(ret->format, sizeof(ret->format), "%s", format);
     else
         snprintf(ret->name, sizeof(ret->name), "%s", text);
@@ -208,7 +286,7 @@ static int parse_base(const char *vmid, const char *base, struct vol_name *ret, 
     char stem[256];
     const char *format;
 
-    if (!file_split(base, stem, sizeof(stem), &format))
+    if (!file_split(FORM_FILE, base, stem, sizeof(stem), &format))
         snprintf(stem, sizeof(stem), "%s", base);
     if (!vmid_ok(vmid) || !stem_ok(stem) || !stem_is_base(stem))
         return err_set(err, -EINVAL, "'%.32s/%.64s' is not the name of a base image", vmid, base);
@@ -265,5 +343,24 @@ int vol_parse(const char *text, struct vol_name *ret, struct err *err)
     int rc = parse_path(colon + 1, &name, err);
     if (rc == 0)
         *ret = name;
+    return rc;
+}
+
+static int take_guest(struct vol_name *name, struct err *err)
+{
+    if (*name->vmid && !stem_is_proxmox(name->name, name->vmid))
+        return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'",
+                       name->vmid, name->vmid, name->name);
+    name->vmid[0] = '\0';
+    return 0;
+}
+
+int vol_parse_in(const struct config *cfg, const char *text, struct vol_name *ret, struct err *err)
+{
+    int rc = vol_parse(text, ret, err);
+
+    for (unsigned i = 0; rc == 0 && i < cfg->nb_pools; i++)
+        if (strcmp(cfg->pools[i].id, ret->pool) == 0 && cfg->pools[i].type == POOL_LVM)
+            rc = take_guest(ret, err);
     return rc;
 }

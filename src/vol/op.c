@@ -16,7 +16,7 @@
 #include "base/check.h"
 #include "rt/reactor.h"
 #include "rt/timer.h"
-#include "vol/internal.h"
+#include "vol/store_lvm.h"
 
 #define VOLUME_WAIT_NS (2 * NSEC_PER_SEC)
 #define VOLUME_POLL_NS (5 * NSEC_PER_MSEC)
@@ -59,18 +59,54 @@ int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err
     return 0;
 }
 
+int pool_hold(const struct pool *pool, const char *images, struct pool_hold *ret, struct err *err)
+{
+    struct lvm_store *vg = lvm_store_of(images);
+
+    *ret = (struct pool_hold){.lock = {-1}};
+    if (!vg)
+        return lock_pool(pool, images, &ret->lock, err);
+    int rc = lvm_store_begin(vg, err);
+    if (rc == 0)
+        ret->vg = vg;
+    return rc;
+}
+
+void pool_let_go(struct pool_hold *hold) SUSPENDS_UNCHECKED
+{
+    if (hold->vg)
+        lvm_store_end(TAKE_PTR(hold->vg));
+    lock_release(&hold->lock);
+}
+
+void pool_close(const char *images)
+{
+    struct lvm_store *vg = images ? lvm_store_of(images) : NULL;
+
+    if (vg)
+        lvm_store_close(vg);
+}
+
+void vol_pool_close(const struct pool *pool)
+{
+    _cleanup_(freep) char *images = NULL;
+
+    if (store_open(pool, &images, NULL) == 0)
+        pool_close(images);
+}
+
 static void release_locks(struct op *op)
 {
     vec_for_each(lock, &op->vol_locks)
         lock_release(lock);
     vec_free(&op->vol_locks);
-    lock_release(&op->pool_lock);
+    pool_let_go(&op->pool_lock);
 }
 
 SUSPENDS static int take_locks(struct op *op, const struct vol_name *names, unsigned nr,
                                struct err *err)
 {
-    int rc = lock_pool(op->pool, op->images, &op->pool_lock, err);
+    int rc = pool_hold(op->pool, op->images, &op->pool_lock, err);
 
     for (unsigned i = 0; i < nr && rc == 0; i++)
         rc = op_lock_volume(op, names[i].vmid, names[i].name, err);
@@ -100,9 +136,7 @@ static int refuse_pending(struct op *op, const struct vol_name *names, unsigned 
     vec_for_each(it, &list.list) {
         for (unsigned i = 0; i < nr && rc == 0; i++)
             if (intent_concerns(*it, names[i].vmid, names[i].name))
-                rc =
-                    err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way",
-                            names[i].pool, names[i].vmid, *names[i].vmid ? "/" : "", names[i].name);
+                rc = intent_refuse(*it, names[i].pool, names[i].vmid, names[i].name, err);
     }
     intents_fini(&list);
     return rc;
@@ -111,7 +145,7 @@ static int refuse_pending(struct op *op, const struct vol_name *names, unsigned 
 int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_name *names,
              unsigned nr, struct op *ret, struct err *err)
 {
-    struct op op = {.ctx = ctx, .pool_lock = {-1}};
+    struct op op = {.ctx = ctx, .pool_lock = {.lock = {-1}}};
     int rc = config_pool(ctx->cfg, pool_id, &op.pool, err);
 
     if (rc == 0)
@@ -119,6 +153,7 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
     if (rc < 0)
         return rc;
     intent_new_id(op.id);
+    lvm_store_set_owner(op.images, nr ? names[0].name : "");
     for (unsigned i = 0; i < nr && rc == 0 && !ctx->dry_run; i++)
         rc = recover_pool(ctx, op.pool, op.images, names[i].vmid, names[i].name, err);
     if (rc == 0 && !ctx->dry_run)
@@ -138,6 +173,8 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
 void op_end(struct op *op)
 {
     intent_leave(TAKE_PTR(op->intent));
+    if (op->images)
+        pool_close(op->images);
     release_locks(op);
     catalog_free(TAKE_PTR(op->cat));
     free(TAKE_PTR(op->images));
@@ -222,7 +259,7 @@ int op_intent(struct op *op, const char *name, json_t *body, struct err *err)
 {
     int rc = intent_begin(op->images, op->id, name, body, &op->intent, err);
 
-    lock_release(&op->pool_lock);
+    pool_let_go(&op->pool_lock);
     if (rc == 0)
         crash_point("intent-written");
     return rc;

@@ -3,7 +3,8 @@
  *
  * Extended L2 with 128 KiB clusters (32 subclusters of 4 KiB: no copy-on-write for a 4k write) and
  * preallocated metadata, unless the pool's keys say otherwise: without extended L2 a plain entry
- * cannot say "allocated here, read the backing file", so then nothing is preallocated.
+ * cannot say "allocated here, read the backing file", so then nothing is preallocated. Nor is it in
+ * an LV that is to take no more than what is written.
  */
 #include <string.h>
 #include "base/bits.h"
@@ -15,8 +16,9 @@
 
 static struct image_create_opts overlay_opts(const struct pool *pool)
 {
-    bool extended = pool->extended_l2 != 0;
-    bool prealloc = extended && !(pool->preallocation && strcmp(pool->preallocation, "off") == 0);
+    bool extended = pool->extended_l2 != 0, thin = store_is_thin(pool);
+    bool prealloc =
+        extended && (pool->preallocation ? strcmp(pool->preallocation, "off") != 0 : !thin);
     uint64_t cluster = pool->snapshot_cluster_size;
 
     return (struct image_create_opts){.version = 3,
@@ -31,16 +33,18 @@ int overlay_create(const struct pool *pool, const char *path, const char *backin
                    const char *backing_format, uint64_t virtual_len, const struct stat *like,
                    struct err *err)
 {
-    struct blk_file_opts file = {
-        .writable = true, .create = true, .direct = true, .lock = BLK_LOCK_WRITE};
     struct image_create_opts opts = overlay_opts(pool);
+    uint64_t len = 0;
     struct blk *blk;
 
     opts.virtual_len = align_up(virtual_len, 512); /* the rest of an odd raw file reads as zero */
     opts.backing_name = backing_name;
     opts.backing_format = backing_format;
+    int rc = store_image_len(pool, &opts, &len, err);
+    if (rc < 0)
+        return rc;
     crash_point("overlay-create");
-    int rc = blk_file_open(path, &file, &blk, err);
+    rc = store_create(path, len, &blk, err);
     if (rc < 0)
         return rc;
     crash_point("overlay-empty");

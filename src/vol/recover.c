@@ -2,11 +2,12 @@
  * What killed operations have left is finished or undone here, by the next operation on the pool.
  *
  * An intent whose lock is free belongs to nobody that lives. Its volumes are locked first: an
- * operation on them that came in between has found the intent claimed and is refused.
+ * operation on them that came in between has found the intent claimed and is refused. Another
+ * host's is taken over once they are, if that proves that its operation is dead, or if the user
+ * says so.
  * Long merges of other volumes are left for an operation on those; their chains read right as
  * they are.
  */
-#include <dirent.h>
 #include <string.h>
 #include "base/check.h"
 #include "rt/reactor.h"
@@ -24,19 +25,13 @@ struct recovery {
     bool long_too;
     bool start; /* to open that volume: a snapshot's deletion reads right however far it came */
     bool held;  /* the caller holds that volume's lock */
+    bool alone; /* somebody has said that no other host is at work */
 };
 
-static bool any_intent(const char *images)
+/* What is known of other hosts while the volumes' locks are held. */
+static enum intent_proof proof(const struct recovery *r)
 {
-    _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
-    DIR *d = dir ? opendir(dir) : NULL;
-    bool found = false;
-
-    for (struct dirent *e; d && !found && (e = readdir(d));)
-        found = strncmp(e->d_name, "intent-", 7) == 0 || strncmp(e->d_name, "new-", 4) == 0;
-    if (d)
-        closedir(d);
-    return found;
+    return r->alone ? PROOF_USER : PROOF_NONE;
 }
 
 static int lock_volumes(const struct recovery *r, const struct intent *in, struct pool_lock *locks,
@@ -83,6 +78,20 @@ SUSPENDS static int dispatch(const struct recovery *r, struct intent *in, bool *
     return err_set(err, -ENOTSUP, "unknown operation '%s'", op);
 }
 
+/* The volumes' locks are held. */
+SUSPENDS static int recover_locked(const struct recovery *r, struct intent *in, bool *ret_left,
+                                   struct err *err)
+{
+    bool gone;
+    int rc = intent_take_over(in, proof(r), &gone, err);
+
+    if (rc < 0 || gone)
+        return rc;
+    crash_point("recover");
+    rc = dispatch(r, in, ret_left, err);
+    return rc < 0 ? err_prefix(err, rc, "finishing an interrupted operation (%s)", in->path) : 0;
+}
+
 /* Takes the intent. */
 SUSPENDS static int recover_one(const struct recovery *r, struct intent *in, struct err *err)
 {
@@ -91,12 +100,8 @@ SUSPENDS static int recover_one(const struct recovery *r, struct intent *in, str
     bool left = false;
     int rc = locks ? lock_volumes(r, in, locks, nr, err) : err_set(err, -ENOMEM, "out of memory");
 
-    if (rc == 0) {
-        crash_point("recover");
-        rc = dispatch(r, in, &left, err);
-        if (rc < 0)
-            rc = err_prefix(err, rc, "finishing an interrupted operation (%s)", in->path);
-    }
+    if (rc == 0)
+        rc = recover_locked(r, in, &left, err);
     if (rc == 0 && !left) {
         rc = intent_end(in, err);
         crash_point("recovered");
@@ -111,12 +116,12 @@ SUSPENDS static int recover_one(const struct recovery *r, struct intent *in, str
 SUSPENDS static int claim_all(const struct pool *pool, const char *images, struct intents *ret,
                               struct err *err)
 {
-    struct pool_lock lock = {-1};
-    int rc = lock_pool(pool, images, &lock, err);
+    struct pool_hold hold;
+    int rc = pool_hold(pool, images, &hold, err);
 
     if (rc == 0)
         rc = intents_load(images, true, ret, err);
-    lock_release(&lock);
+    pool_let_go(&hold);
     return rc;
 }
 
@@ -126,7 +131,7 @@ SUSPENDS static int recover_all(struct recovery r, struct err *err)
     struct intents list = {0};
     bool long_too = r.long_too;
 
-    if (!any_intent(r.images))
+    if (!intents_any(r.images))
         return 0;
     int rc = claim_all(r.pool, r.images, &list, err);
     if (rc < 0)
@@ -135,11 +140,14 @@ SUSPENDS static int recover_all(struct recovery r, struct err *err)
         struct intent *in = TAKE_PTR(*it);
         struct err why = {0};
 
-        if (in->fd < 0) { /* its operation runs */
+        bool mine = !r.stem || intent_concerns(in, r.vmid, r.stem);
+        enum intent_life life = intent_life(in, proof(&r));
+        if (life == INTENT_UNKNOWN && mine && rc == 0)
+            rc = intent_refuse(in, r.pool->id, r.vmid, r.stem, err);
+        if (life != INTENT_DEAD || (in->foreign && !mine)) {
             intent_leave(in);
             continue;
         }
-        bool mine = !r.stem || intent_concerns(in, r.vmid, r.stem);
         bool harmless = !mine || (r.start && strcmp(intent_op(in), "destroy-snapshot") == 0);
         r.long_too = long_too && mine;
         int one = recover_one(&r, in, &why);
@@ -157,6 +165,13 @@ int recover_pool(const struct vol_ctx *ctx, const struct pool *pool, const char 
 {
     return recover_all((struct recovery){ctx, pool, images, vmid, stem, .long_too = stem != NULL},
                        err);
+}
+
+int recover_alone(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
+                  const char *vmid, const char *stem, struct err *err)
+{
+    return recover_all(
+        (struct recovery){ctx, pool, images, vmid, stem, .long_too = true, .alone = true}, err);
 }
 
 /* ---- before a volume is opened ---- */

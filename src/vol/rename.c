@@ -72,7 +72,8 @@ static int fill_aliases(struct renaming *r)
 
 static char *new_file(const struct cfile *f, const char *stem)
 {
-    return f->snap ? snap_file(f->snap, stem, f->format) : file_join(stem, f->format);
+    return f->snap ? snap_file(f->dir, f->snap, stem, f->format)
+                   : file_join(f->dir, stem, f->format);
 }
 
 /* What the header names from now on. *ret NULL: nothing, or out of memory (rc). */
@@ -148,7 +149,7 @@ static int check_new(struct op *op, const struct cvol *vol, const struct vol_nam
         rc = err_set(err, -EINVAL, "the new name says .%s, the format is %s", new->format,
                      vol->format);
     if (rc == 0)
-        rc = stem_check_new(new->vmid, new->name, err);
+        rc = stem_check_new(op->images, new->vmid, new->name, err);
     if (rc == 0)
         rc = catalog_check_new_vol(op->cat, new->vmid, new->name, err);
     vec_for_each(it, &vol->snaps) {

@@ -77,7 +77,7 @@ int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t 
     if (rc == 0)
         rc = new_len(vol, len, relative, &bytes, err);
     if (rc == 0 && !ctx->dry_run) {
-        lock_release(&op.pool_lock);
+        pool_let_go(&op.pool_lock);
         rc = remote_open(op.cat, vol, &remote, err);
         if (rc == 0)
             rc = remote ? resize_served(remote, vol, bytes, err) : resize_idle(vol, bytes, err);

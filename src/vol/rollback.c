@@ -51,7 +51,7 @@ SUSPENDS static void rollback_fini(struct rollback *rb)
 static int fill_paths(struct rollback *rb, const char *dir, const char *stem, const char *kept,
                       const char *id)
 {
-    _cleanup_(freep) char *cur = file_join(stem, "qcow2");
+    _cleanup_(freep) char *cur = file_join(dir, stem, "qcow2");
 
     snprintf(rb->node, sizeof(rb->node), "rb-%.16s", id);
     rb->dir = strdup(dir);
@@ -98,7 +98,8 @@ static int find_snapshot(struct rollback *rb, const struct vol_name *name, struc
 SUSPENDS static int plan(struct rollback *rb, const struct vol_name *name, const char *keep,
                          struct err *err)
 {
-    _cleanup_(freep) char *kept = keep ? snap_file(keep, name->name, "qcow2") : NULL;
+    _cleanup_(freep) char *kept =
+        keep ? snap_file(rb->op->images, keep, name->name, "qcow2") : NULL;
     int rc = find_volume(rb, name, err);
 
     if (rc == 0)

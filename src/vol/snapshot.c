@@ -61,7 +61,7 @@ static bool is_raw(const struct snap_vol *sv)
 static int fill_paths(struct snap_vol *sv, const char *dir, const char *cur, const char *snap,
                       const char *stem, const char *id, unsigned i)
 {
-    _cleanup_(freep) char *top = file_join(stem, "qcow2");
+    _cleanup_(freep) char *top = file_join(dir, stem, "qcow2");
 
     snprintf(sv->node, sizeof(sv->node), "ov-%.16s-%u", id, i % 1000);
     sv->cur = path_join(dir, cur);
@@ -86,7 +86,7 @@ SUSPENDS static int plan(struct op *op, const struct vol_name *name, unsigned i,
     if (rc < 0)
         return rc;
     struct cfile *cur = sv->vol->current;
-    _cleanup_(freep) char *snap = snap_file(name->snap, sv->vol->stem, cur->format);
+    _cleanup_(freep) char *snap = snap_file(cur->dir, name->snap, sv->vol->stem, cur->format);
     sv->like = cur->st;
     if (!snap || fill_paths(sv, cur->dir, cur->name, snap, sv->vol->stem, op->id, i) < 0)
         return err_set(err, -ENOMEM, "out of memory");
@@ -110,7 +110,8 @@ static int write_intent(struct op *op, const struct snap_vol *svs, unsigned nr, 
 
     for (unsigned i = 0; i < nr && vols; i++) {
         const struct cvol *v = svs[i].vol;
-        _cleanup_(freep) char *snap = snap_file(svs[i].name->snap, v->stem, v->current->format);
+        _cleanup_(freep) char *snap =
+            snap_file(v->current->dir, svs[i].name->snap, v->stem, v->current->format);
 
         json_array_append_new(vols, json_pack("{s:s, s:s, s:s, s:s, s:s}", "vmid", v->vmid, "stem",
                                               v->stem, "cur", v->current->name, "snap_file",
@@ -248,8 +249,8 @@ SUSPENDS static int finish(struct snap_vol *sv, struct err *err)
 
     if (is_raw(sv)) {
         rc = store_unlink(sv->cur, err);
-        if (rc == 0 && chmod(sv->snap, 0444) < 0)
-            rc = err_errno(err, -errno, "change the mode of '%s'", sv->snap);
+        if (rc == 0)
+            rc = store_set_mode(sv->snap, 0444, err);
         crash_point("snapshot-raw-unlinked");
     }
     return rc;

@@ -1,15 +1,19 @@
 /*
- * The steps that operations are made of, on files of a directory pool. Each is durable when it
+ * The steps that operations are made of, on files of a directory pool; what lies in a volume group
+ * goes to store_lvm.c. Each is durable when it
  * returns: a change of names ends with an fsync of its directory. They block: the manager's process
  * has nothing to run meanwhile.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "base/bits.h"
 #include "chain/chain.h"
-#include "vol/internal.h"
+#include "blk/blk.h"
+#include "vol/store_lvm.h"
 
 /* ---- paths as text ---- */
 
@@ -83,17 +87,24 @@ char *path_relative(const char *dir, const char *path)
 
 /* ---- questions ---- */
 
-bool store_exists(const char *path)
+bool store_exists(const char *path) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(path);
     struct stat st;
 
+    if (vg)
+        return lvm_store_exists(vg, lvm_store_name(vg, path));
     return lstat(path, &st) == 0;
 }
 
-bool store_same_file(const char *a, const char *b)
+bool store_same_file(const char *a, const char *b) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(a);
     struct stat sa, sb;
 
+    if (vg)
+        return lvm_store_of(b) == vg &&
+               lvm_store_same(vg, lvm_store_name(vg, a), lvm_store_name(vg, b));
     return lstat(a, &sa) == 0 && lstat(b, &sb) == 0 && sa.st_dev == sb.st_dev &&
            sa.st_ino == sb.st_ino;
 }
@@ -115,7 +126,17 @@ static int check_mount_point(const struct pool *pool, struct err *err)
 
 int store_open(const struct pool *pool, char **ret_images, struct err *err)
 {
+    struct lvm_store *vg;
     struct stat st;
+
+    if (pool->type == POOL_LVM) {
+        int rc = lvm_store_open(pool, &vg, err);
+
+        if (rc < 0)
+            return rc;
+        *ret_images = strdup(vg->root);
+        return *ret_images ? 0 : err_set(err, -ENOMEM, "out of memory");
+    }
     int rc = pool->mountpoint ? check_mount_point(pool, err) : 0;
 
     if (rc < 0)
@@ -146,11 +167,15 @@ static int sync_path(const char *path, int flags, struct err *err)
 
 int store_sync_dir(const char *dir, struct err *err)
 {
+    if (lvm_store_of(dir))
+        return 0; /* each command is durable */
     return sync_path(dir, O_DIRECTORY, err);
 }
 
 int store_sync_file(const char *path, struct err *err)
 {
+    if (lvm_store_of(path))
+        return 0; /* whoever wrote has flushed the device */
     return sync_path(path, O_NOFOLLOW, err);
 }
 
@@ -161,15 +186,23 @@ static int sync_parent(const char *path, struct err *err)
     return dir ? store_sync_dir(dir, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
-int store_link(const char *old, const char *new, struct err *err)
+int store_link(const char *old, const char *new, struct err *err) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(new);
+
+    if (vg)
+        return lvm_store_link(vg, lvm_store_name(vg, old), lvm_store_name(vg, new), err);
     if (link(old, new) < 0)
         return err_errno(err, -errno, "link '%s' to '%s'", old, new);
     return sync_parent(new, err);
 }
 
-int store_rename(const char *old, const char *new, struct err *err)
+int store_rename(const char *old, const char *new, struct err *err) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(new);
+
+    if (vg)
+        return lvm_store_rename(vg, lvm_store_name(vg, old), lvm_store_name(vg, new), err);
     /* rename() of two names of one file does nothing: the old one would stay */
     if (store_same_file(old, new))
         return store_unlink(old, err);
@@ -178,8 +211,12 @@ int store_rename(const char *old, const char *new, struct err *err)
     return sync_parent(new, err);
 }
 
-int store_publish(const char *tmp, const char *new, struct err *err)
+int store_publish(const char *tmp, const char *new, struct err *err) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(new);
+
+    if (vg)
+        return lvm_store_publish(vg, lvm_store_name(vg, tmp), lvm_store_name(vg, new), err);
     if (link(tmp, new) < 0)
         return err_errno(err, -errno, "create '%s'", new);
     if (unlink(tmp) < 0)
@@ -187,9 +224,13 @@ int store_publish(const char *tmp, const char *new, struct err *err)
     return sync_parent(new, err);
 }
 
-int store_unlink(const char *path, struct err *err)
+int store_unlink(const char *path, struct err *err) SUSPENDS_UNCHECKED
 {
+    struct lvm_store *vg = lvm_store_of(path);
     struct stat st;
+
+    if (vg)
+        return lvm_store_unlink(vg, lvm_store_name(vg, path), err);
     bool is_last = lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1;
 
     if (unlink(path) < 0) {
@@ -202,8 +243,82 @@ int store_unlink(const char *path, struct err *err)
     return sync_parent(path, err);
 }
 
+/* Names that go while the directory is read do no harm. */
+int store_unlink_all(const char *dir, const char *prefix, struct err *err) SUSPENDS_UNCHECKED
+{
+    struct lvm_store *vg = lvm_store_of(dir);
+
+    if (vg)
+        return lvm_store_unlink_all(vg, prefix, err);
+    DIR *d = opendir(dir);
+    int rc = 0;
+
+    if (!d)
+        return errno == ENOENT ? 0 : err_errno(err, -errno, "open '%s'", dir);
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        if (strncmp(e->d_name, prefix, strlen(prefix)) != 0)
+            continue;
+        _cleanup_(freep) char *path = path_join(dir, e->d_name);
+        rc = path ? store_unlink(path, err) : err_set(err, -ENOMEM, "out of memory");
+    }
+    closedir(d);
+    return rc;
+}
+
+int store_create(const char *path, uint64_t len, struct blk **ret, struct err *err)
+{
+    struct lvm_store *vg = lvm_store_of(path);
+    struct blk_file_opts opts = {
+        .writable = true, .create = !vg, .direct = true, .lock = BLK_LOCK_WRITE};
+    int rc = vg ? lvm_store_create(vg, lvm_store_name(vg, path), len, err) : 0;
+
+    return rc < 0 ? rc : blk_file_open(path, &opts, ret, err);
+}
+
+static uint64_t thin_chunk(const struct pool *pool)
+{
+    return pool->type != POOL_LVM ? 0 : pool->thin_given ? pool->thin_chunk : THIN_CHUNK;
+}
+
+bool store_is_thin(const struct pool *pool)
+{
+    return thin_chunk(pool) > 0;
+}
+
+int store_image_len(const struct pool *pool, const struct image_create_opts *opts, uint64_t *ret,
+                    struct err *err)
+{
+    uint64_t chunk = thin_chunk(pool);
+
+    *ret = 0;
+    if (pool->type != POOL_LVM)
+        return 0;
+    int rc = lvm_image_len_of(opts, ret, err);
+    if (rc == 0 && chunk && opts->prealloc < PREALLOC_FALLOC)
+        *ret = MIN(*ret, chunk);
+    return rc;
+}
+
+int store_set_mode(const char *path, mode_t mode, struct err *err)
+{
+    if (!lvm_store_of(path) && chmod(path, mode) < 0)
+        return err_errno(err, -errno, "change the mode of '%s'", path);
+    return 0;
+}
+
+int store_stat(const char *path, struct stat *ret) SUSPENDS_UNCHECKED
+{
+    struct lvm_store *vg = lvm_store_of(path);
+
+    if (vg)
+        return lvm_store_stat(vg, lvm_store_name(vg, path), ret);
+    return lstat(path, ret) < 0 ? -errno : 0;
+}
+
 int store_mkdir(const char *path, struct err *err)
 {
+    if (lvm_store_of(path))
+        return 0;
     if (mkdir(path, 0755) < 0) {
         if (errno == EEXIST)
             return 0;
@@ -214,6 +329,8 @@ int store_mkdir(const char *path, struct err *err)
 
 int store_copy_owner(const char *path, const struct stat *like, struct err *err)
 {
+    if (lvm_store_of(path))
+        return 0;
     _cleanup_(closep) int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     struct stat st;
 

@@ -21,6 +21,7 @@ struct lvm_store {
     char *root; /* absolute, normal */
     const struct pool *pool;
     struct lvm_dir dir;
+    char owner[64];     /* tag of LVs under hidden names: whose volume the operation is on */
     VEC(char *) active; /* UUIDs of LVs that this process has activated */
     unsigned locked;    /* depth: the pool's lock is held by this process */
     struct pool_lock lock;
@@ -40,8 +41,10 @@ SUSPENDS void lvm_store_end(struct lvm_store *s);
 /* The report, read now if there is none; not settled, no lock: for looking. */
 SUSPENDS int lvm_store_look(struct lvm_store *s, struct err *err);
 
-/* A new LV of at least len bytes with our tag (and Proxmox's, by the name), active. Its content is
- * anything. -EEXIST. */
+/* The volume that an operation is on. Nothing where `images` is a directory. */
+void lvm_store_set_owner(const char *images, const char *stem);
+/* A new LV of at least len bytes with the tag of its guest, by its name, or ours; active. Its
+ * content is anything. -EEXIST. */
 SUSPENDS int lvm_store_create(struct lvm_store *s, const char *name, uint64_t len, struct err *err);
 SUSPENDS int lvm_store_link(struct lvm_store *s, const char *old, const char *new, struct err *err);
 SUSPENDS int lvm_store_rename(struct lvm_store *s, const char *old, const char *new,
@@ -52,6 +55,14 @@ SUSPENDS int lvm_store_publish(struct lvm_store *s, const char *old, const char 
 SUSPENDS int lvm_store_unlink(struct lvm_store *s, const char *name, struct err *err);
 SUSPENDS bool lvm_store_exists(struct lvm_store *s, const char *name);
 SUSPENDS bool lvm_store_same(struct lvm_store *s, const char *a, const char *b);
+SUSPENDS int lvm_store_unlink_all(struct lvm_store *s, const char *prefix, struct err *err);
+/* st_size its length, st_mtim when it was taken (else made), st_ino a hash of its UUID. */
+SUSPENDS int lvm_store_stat(struct lvm_store *s, const char *name, struct stat *ret);
+void lvm_store_fill_stat(const struct lvm_lv *lv, struct stat *ret);
+/* Noted in a tag; an LV that is not there, or a failure, is no matter. */
+SUSPENDS void lvm_store_set_taken(struct lvm_store *s, const char *name, time_t when);
+/* Would LVM take the names of a volume (or a snapshot's element) with this stem? Text only. */
+int lvm_store_check_name(const char *dir, const char *stem, struct err *err);
 /* At least / at most so long, in extents. */
 SUSPENDS int lvm_store_extend(struct lvm_store *s, const char *name, uint64_t len, struct err *err);
 SUSPENDS int lvm_store_reduce(struct lvm_store *s, const char *name, uint64_t len, struct err *err);

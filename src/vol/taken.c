@@ -1,5 +1,6 @@
 /*
- * When a snapshot was taken: the time of the last change of its file, which nothing else records.
+ * When a snapshot was taken: the time of the last change of its file, which nothing else records;
+ * of an LV a tag, which goes with it.
  *
  * 1. Taking a snapshot sets it: the last write to an idle image may have been long before.
  * 2. A snapshot's file changes later only by the deletion of another one: data or a header are
@@ -8,13 +9,18 @@
  */
 #include <fcntl.h>
 #include <time.h>
-#include "vol/internal.h"
+#include "vol/store_lvm.h"
 
 /* Not set on another user's file, and where there are no times: nothing depends on it. */
-void taken_set(const char *path, struct timespec when)
+void taken_set(const char *path, struct timespec when) SUSPENDS_UNCHECKED
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, when};
+    struct lvm_store *vg = lvm_store_of(path);
 
+    if (vg) {
+        lvm_store_set_taken(vg, lvm_store_name(vg, path), when.tv_sec);
+        return;
+    }
     (void)utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW);
 }
 
@@ -28,12 +34,12 @@ struct timespec taken_now(void)
 
 void taken_set_not_before(const char *path, const struct intent *intent)
 {
-    struct stat st, begun;
+    struct stat st;
 
-    if (lstat(path, &st) < 0 || lstat(intent->path, &begun) < 0)
+    if (lstat(path, &st) < 0)
         return;
-    if (st.st_mtim.tv_sec < begun.st_mtim.tv_sec)
-        taken_set(path, begun.st_mtim);
+    if (st.st_mtim.tv_sec < intent->begun.tv_sec)
+        taken_set(path, intent->begun);
 }
 
 void taken_add(json_t *list, const struct cfile *f, const char *vmid, const char *name)

@@ -63,7 +63,7 @@ SUSPENDS static int plan(struct op *op, const struct vol_name *name, struct temp
     if (rc < 0)
         return rc;
     snprintf(t->stem, sizeof(t->stem), "base-%.250s", vol->stem + 3);
-    _cleanup_(freep) char *file = file_join(t->stem, vol->format);
+    _cleanup_(freep) char *file = file_join(vol->current->dir, t->stem, vol->format);
     t->old = strdup(vol->current->path);
     t->new = file ? path_join(vol->current->dir, file) : NULL;
     if (!t->old || !t->new)
@@ -84,8 +84,8 @@ static int take_name(const struct templating *t, struct err *err)
     if (rc == 0)
         rc = store_unlink(t->old, err);
     crash_point("template-unlinked");
-    if (rc == 0 && chmod(t->new, BASE_MODE) < 0)
-        rc = err_errno(err, -errno, "change the mode of '%s'", t->new);
+    if (rc == 0)
+        rc = store_set_mode(t->new, BASE_MODE, err);
     if (rc == 0)
         rc = store_sync_file(t->new, err);
     crash_point("template-read-only");
@@ -131,7 +131,8 @@ int vol_template(const struct vol_ctx *ctx, const struct vol_name *name, struct 
     else if (rc == 0)
         rc = run(&op, vol, &t, err);
     if (rc == 0 && !ctx->dry_run)
-        op_say(ctx, "%s:%s/%s.%s is a base image", name->pool, vol->vmid, t.stem, vol->format);
+        op_say(ctx, "%s:%s%s%s is a base image", name->pool, vol->vmid, *vol->vmid ? "/" : "",
+               strrchr(t.new, '/') + 1);
     templating_fini(&t);
     op_end(&op);
     return rc;

@@ -35,6 +35,8 @@ struct pool {
     int extended_l2;     /* -1 unset, 0, 1 */
     char *preallocation; /* off metadata falloc full */
     char *lock;
+    bool thin_given;
+    uint64_t thin_chunk; /* bytes an LV begins with and grows by; 0: it has its full length */
 };
 struct config {
     char *file;
@@ -65,6 +67,9 @@ struct vol_name {
 /* Parses POOL:[<vmid>/]<name>[.raw|.qcow2][@SNAP] and Proxmox's clone form. -EINVAL with the
  * reason. */
 int vol_parse(const char *text, struct vol_name *ret, struct err *err);
+/* The same as the storage has it: in a volume group a guest's number stands in the volume's name
+ * only, and may be given before it as well. */
+int vol_parse_in(const struct config *cfg, const char *text, struct vol_name *ret, struct err *err);
 int vol_snap_name_check(const char *snap, struct err *err);
 
 /* ---- catalog ---- */
@@ -173,7 +178,10 @@ struct vol_opening;
 SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
                                struct vol_opening **ret, struct err *err);
 void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
-struct vol_findings {                              /* that are left */
+/* At the end of a process that had volumes of a storage open: what was activated for it, and nobody
+ * has open, is deactivated. Nothing where files are not activated. */
+SUSPENDS void vol_pool_close(const struct pool *pool);
+struct vol_findings {    /* that are left */
     unsigned repairable; /* --repair puts them right, or will when what hinders it is gone */
     unsigned hopeless;   /* only a person can say what to do */
     unsigned notes;      /* harmless: stray files, operations under way */

@@ -105,16 +105,16 @@ TEST(names_of_snapshots)
 
 TEST(names_of_new_volumes)
 {
-    CHECK_EQ(stem_check_new("100", "vm-100-disk-0", NULL), 0);
-    CHECK_EQ(stem_check_new("100", "vm-101-disk-0", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("100", "vm-100-", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("100", "data", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("100", "base-100-disk-0", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("", "data", NULL), 0);
-    CHECK_EQ(stem_check_new("", "vm-data", NULL), 0);
-    CHECK_EQ(stem_check_new("", "vm-100-disk-0", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("", "base-x", NULL), -EINVAL);
-    CHECK_EQ(stem_check_new("", "del-x", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "100", "vm-100-disk-0", NULL), 0);
+    CHECK_EQ(stem_check_new("/d", "100", "vm-101-disk-0", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "100", "vm-100-", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "100", "data", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "100", "base-100-disk-0", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "", "data", NULL), 0);
+    CHECK_EQ(stem_check_new("/d", "", "vm-data", NULL), 0);
+    CHECK_EQ(stem_check_new("/d", "", "vm-100-disk-0", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "", "base-x", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new("/d", "", "del-x", NULL), -EINVAL);
 }
 
 TEST(longest_names_fit_into_a_file_name)
@@ -124,9 +124,94 @@ TEST(longest_names_fit_into_a_file_name)
     memset(stem, 'v', STEM_MAX);
     memset(snap, 's', SNAP_NAME_MAX);
     stem[STEM_MAX] = snap[SNAP_NAME_MAX] = '\0';
-    char *file = snap_file(snap, stem, "qcow2");
+    char *file = snap_file("/d", snap, stem, "qcow2");
     CHECK(strlen(file) <= 255);
     free(file);
+}
+
+static struct pool *vg_pool(void)
+{
+    static struct pool pool = {.id = (char *)"san", .type = POOL_LVM, .vgname = (char *)"vg"};
+
+    return &pool;
+}
+
+/* The directory of a volume group, which then goes by its own rules. */
+static char *vg_dir(void)
+{
+    char *images = NULL;
+
+    CHECK_EQ(store_open(vg_pool(), &images, NULL), 0);
+    CHECK_EQ(name_form(images), FORM_LV);
+    return images;
+}
+
+TEST(names_of_logical_volumes)
+{
+    char *vg = vg_dir(), stem[256];
+    const char *format = NULL;
+
+    char *raw = file_join(vg, "vm-1-disk-0", "raw"), *q = file_join(vg, "vm-1-disk-0", "qcow2");
+    CHECK_STR(raw, "vm-1-disk-0");
+    CHECK_STR(q, "vm-1-disk-0.qcow2");
+    free(raw);
+    free(q);
+    raw = snap_file(vg, "s", "vm-1-disk-0", "raw");
+    q = snap_file(vg, "s_1", "vm-1-disk-0", "qcow2");
+    CHECK_STR(raw, "snap_vm-1-disk-0_s");
+    CHECK_STR(q, "snap_vm-1-disk-0_s_1.qcow2");
+    CHECK(file_split(FORM_LV, q, stem, sizeof(stem), &format));
+    CHECK_STR(stem, "snap_vm-1-disk-0_s_1");
+    CHECK_STR(format, "qcow2");
+    CHECK(file_split(FORM_LV, raw, stem, sizeof(stem), &format));
+    CHECK_STR(format, "raw");
+    CHECK(!file_split(FORM_LV, "x.raw", stem, sizeof(stem), &format));
+    CHECK(stem_is_snap(FORM_LV, stem) && !stem_is_snap(FORM_LV, "snap-x-y"));
+    free(raw);
+    free(q);
+    CHECK_EQ(stem_check_new(vg, "", "vm-100-disk-0", NULL), 0);
+    CHECK_EQ(stem_check_new(vg, "", "data", NULL), 0);
+    CHECK_EQ(stem_check_new(vg, "", "base-100-disk-0", NULL), -EINVAL);
+    CHECK_EQ(stem_check_new(vg, "", "x_tmeta", NULL), -EINVAL); /* LVM's own */
+    memset(stem, 'v', STEM_MAX);
+    stem[STEM_MAX] = '\0';
+    CHECK_EQ(stem_check_new(vg, "", stem, NULL), -EINVAL);
+    free(vg);
+}
+
+/* "snap_a_b_c": from the shortest volume name on */
+TEST(readings_of_a_snapshots_name)
+{
+    char buf[256], snap[SNAP_NAME_MAX + 1];
+    size_t pos = 0;
+
+    CHECK_STR(snap_reading(FORM_LV, "snap_a_b_c", &pos, buf, snap), "a");
+    CHECK_STR(snap, "b_c");
+    CHECK_STR(snap_reading(FORM_LV, "snap_a_b_c", &pos, buf, snap), "a_b");
+    CHECK_STR(snap, "c");
+    CHECK(!snap_reading(FORM_LV, "snap_a_b_c", &pos, buf, snap));
+    pos = 0;
+    CHECK_STR(snap_reading(FORM_FILE, "snap-a-b-c", &pos, buf, snap), "c");
+    CHECK_STR(snap, "a-b");
+    CHECK_STR(snap_reading(FORM_FILE, "snap-a-b-c", &pos, buf, snap), "b-c");
+    CHECK_STR(snap, "a");
+    CHECK(!snap_reading(FORM_FILE, "snap-a-b-c", &pos, buf, snap));
+    pos = 0;
+    CHECK(!snap_reading(FORM_LV, "snap_a_1", &pos, buf,
+                        snap)); /* a snapshot's name begins with a letter */
+}
+
+TEST(a_guests_number_before_the_name_is_no_part_of_it_in_a_volume_group)
+{
+    struct config cfg = {.pools = vg_pool(), .nb_pools = 1};
+    struct vol_name n;
+
+    CHECK_EQ(vol_parse_in(&cfg, "san:100/vm-100-disk-0.qcow2", &n, NULL), 0);
+    CHECK_STR(n.vmid, "");
+    CHECK_STR(n.name, "vm-100-disk-0");
+    CHECK_EQ(vol_parse_in(&cfg, "san:101/vm-100-disk-0", &n, NULL), -EINVAL);
+    CHECK_EQ(vol_parse_in(&cfg, "other:100/vm-100-disk-0", &n, NULL), 0);
+    CHECK_STR(n.vmid, "100");
 }
 
 TEST(control_sockets)

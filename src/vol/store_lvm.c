@@ -1,0 +1,495 @@
+/*
+ * A volume group as a storage: see store_lvm.h.
+ *
+ *  1. Names are changed under the pool's lock, on a report that was read under it.
+ *  2. An LV that this process has opened is noted by its UUID, whatever it is renamed to; at the
+ * end those that nobody has open are deactivated, in one command.
+ *  3. The report that is kept between two changes serves questions about volumes whose lock is
+ * held: nobody else changes those.
+ */
+#include "vol/store_lvm.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "base/check.h"
+#include "blk/blk.h"
+
+#define TAKEN_TAG    "varve-taken=" /* seconds since 1970 */
+#define NODE_WAIT_MS 5000u          /* for udev */
+
+static VEC(struct lvm_store *) stores;
+
+static const char *dev_dir(void)
+{
+    const char *dir = getenv("DM_DEV_DIR");
+
+    return dir && *dir ? dir : "/dev";
+}
+
+/* ---- the storages ---- */
+
+static struct lvm_store *find_store(const char *vg)
+{
+    vec_for_each(it, &stores)
+        if (strcmp((*it)->dir.lvm.vg, vg) == 0)
+            return *it;
+    return NULL;
+}
+
+static bool owns(const char *path)
+{
+    const struct lvm_store *s = lvm_store_of(path);
+
+    return s && path[strlen(s->root)];
+}
+
+SUSPENDS static int provide(const char *path, char **ret_node, char **ret_handle, struct err *err);
+SUSPENDS static int extend(const char *handle, uint64_t len, struct err *err);
+
+static const struct blk_provider provider = {owns, provide, extend};
+
+int lvm_store_open(const struct pool *pool, struct lvm_store **ret, struct err *err)
+{
+    struct lvm_store *s = find_store(pool->vgname);
+    _cleanup_(freep) char *joined = NULL;
+
+    if (s) {
+        *ret = s;
+        return 0;
+    }
+    if (!lvm_vg_name_ok(pool->vgname))
+        return err_set(err, -EINVAL, "storage '%s': '%s' cannot be a volume group's name", pool->id,
+                       pool->vgname);
+    s = calloc(1, sizeof(*s));
+    joined = path_join(dev_dir(), pool->vgname);
+    if (s && joined) {
+        s->root = path_normal(joined);
+        s->dir.lvm.vg = strdup(pool->vgname);
+    }
+    if (!s || !s->root || !s->dir.lvm.vg || vec_push(&stores, s) < 0)
+        return err_set(err, -ENOMEM, "out of memory");
+    s->pool = pool;
+    s->lock.fd = -1;
+    blk_set_provider(&provider);
+    *ret = s;
+    return 0;
+}
+
+struct lvm_store *lvm_store_of(const char *path)
+{
+    vec_for_each(it, &stores) {
+        size_t len = strlen((*it)->root);
+
+        if (strncmp(path, (*it)->root, len) == 0 && (!path[len] || path[len] == '/'))
+            return *it;
+    }
+    return NULL;
+}
+
+const char *lvm_store_name(const struct lvm_store *s, const char *path)
+{
+    const char *name = path + strlen(s->root);
+
+    return name + strspn(name, "/");
+}
+
+/* ---- the report ---- */
+
+/* What the report says of the VG concerns every command after it. */
+SUSPENDS static int load(struct lvm_store *s, struct err *err)
+{
+    int rc = lvm_dir_load(&s->dir, err);
+
+    if (rc == 0)
+        s->dir.lvm.shared = s->dir.vg->shared;
+    return rc < 0 ? err_prefix(err, rc, "storage '%s'", s->pool->id) : 0;
+}
+
+int lvm_store_look(struct lvm_store *s, struct err *err)
+{
+    return load(s, err);
+}
+
+int lvm_store_begin(struct lvm_store *s, struct err *err)
+{
+    int rc = 0;
+
+    if (s->locked == 0) {
+        rc = lock_pool(s->pool, s->root, &s->lock, err);
+        if (rc < 0)
+            return rc;
+        lvm_dir_forget(&s->dir);
+    }
+    s->locked++;
+    rc = load(s, err);
+    if (rc == 0)
+        rc = lvm_vg_check(s->dir.vg, err);
+    if (rc == 0)
+        rc = lvm_dir_settle(&s->dir, err);
+    if (rc == 0)
+        rc = lvm_dir_sweep(&s->dir, err);
+    if (rc == 0)
+        rc = load(s, err);
+    if (rc < 0)
+        lvm_store_end(s);
+    return rc;
+}
+
+void lvm_store_end(struct lvm_store *s)
+{
+    CHECK_THAT(s->locked > 0);
+    if (--s->locked == 0)
+        lock_release(&s->lock);
+}
+
+bool lvm_store_exists(struct lvm_store *s, const char *name)
+{
+    return load(s, NULL) == 0 && lvm_dir_find(&s->dir, name);
+}
+
+bool lvm_store_same(struct lvm_store *s, const char *a, const char *b)
+{
+    if (load(s, NULL) < 0)
+        return false;
+    const struct lvm_lv *lv = lvm_dir_find(&s->dir, a);
+    return lv && lv == lvm_dir_find(&s->dir, b);
+}
+
+static struct lvm_lv *find_uuid(const struct lvm_store *s, const char *uuid)
+{
+    vec_for_each(lv, &s->dir.vg->lvs)
+        if (strcmp(lv->uuid, uuid) == 0)
+            return lv;
+    return NULL;
+}
+
+/* ---- what this process uses ---- */
+
+static int note_used(struct lvm_store *s, const char *uuid, struct err *err)
+{
+    vec_for_each(it, &s->active)
+        if (strcmp(*it, uuid) == 0)
+            return 0;
+    char *copy = strdup(uuid);
+    if (!copy || vec_push(&s->active, copy) < 0) {
+        free(copy);
+        return err_set(err, -ENOMEM, "out of memory");
+    }
+    return 0;
+}
+
+static void forget_used(struct lvm_store *s)
+{
+    vec_for_each(it, &s->active)
+        free(*it);
+    vec_free(&s->active);
+}
+
+int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err *err)
+{
+    VEC(const char *) wanted = {0};
+    int rc = 0;
+
+    if (!s->locked)
+        lvm_dir_forget(&s->dir);
+    rc = load(s, err);
+    for (; rc == 0 && *names; names++) {
+        const struct lvm_lv *lv = lvm_dir_find(&s->dir, *names);
+
+        if (!lv)
+            rc = err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, *names);
+        else
+            rc = note_used(s, lv->uuid, err);
+        if (rc == 0 && lv->active != LVM_YES && vec_push(&wanted, lv->name) < 0)
+            rc = err_set(err, -ENOMEM, "out of memory");
+    }
+    if (rc == 0 && wanted.len && vec_push(&wanted, NULL) < 0)
+        rc = err_set(err, -ENOMEM, "out of memory");
+    if (rc == 0 && wanted.len)
+        rc = lvm_activate(&s->dir.lvm, wanted.data, LVM_PLAIN, err);
+    vec_free(&wanted);
+    return rc;
+}
+
+/* As of the last report: something was unlinked while it was open. */
+static bool has_gone(const struct lvm_store *s)
+{
+    if (!s->dir.vg)
+        return true;
+    vec_for_each(lv, &s->dir.vg->lvs)
+        if (lvm_dir_is_gone(lv))
+            return true;
+    return false;
+}
+
+void lvm_store_close(struct lvm_store *s)
+{
+    VEC(const char *) idle = {0};
+    struct err err = {0};
+
+    bool swept = s->active.len > 0 || has_gone(s);
+    if (!swept || lvm_store_begin(s, &err) < 0)
+        return; /* they stay active: harmless on one host, and told by `pool status` */
+    vec_for_each(it, &s->active) {
+        const struct lvm_lv *lv = find_uuid(s, *it);
+
+        if (lv && lv->active != LVM_NO && lv->open != LVM_YES && vec_push(&idle, lv->name) < 0)
+            break;
+    }
+    if (idle.len && vec_push(&idle, NULL) == 0)
+        (void)lvm_deactivate(&s->dir.lvm, idle.data,
+                             NULL); /* one that was opened meanwhile stays */
+    lvm_dir_forget(&s->dir);
+    lvm_store_end(s);
+    vec_free(&idle);
+    forget_used(s);
+}
+
+/* ---- the provider of devices ---- */
+
+static int provide(const char *path, char **ret_node, char **ret_handle, struct err *err)
+{
+    struct lvm_store *s = lvm_store_of(path);
+    const char *name = lvm_store_name(s, path);
+    const char *const names[] = {name, NULL};
+    int rc = lvm_store_activate(s, names, err);
+
+    if (rc < 0)
+        return rc;
+    const struct lvm_lv *lv = lvm_dir_find(&s->dir, name);
+    if (asprintf(ret_handle, "%s/%s", s->dir.lvm.vg, lv->uuid) < 0)
+        return err_set(err, -ENOMEM, "out of memory");
+    rc = lvm_device(&s->dir.lvm, lv->name, NODE_WAIT_MS, ret_node, err);
+    if (rc < 0)
+        free(TAKE_PTR(*ret_handle));
+    return rc;
+}
+
+SUSPENDS static int extend_once(struct lvm_store *s, const char *uuid, uint64_t len,
+                                struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    const struct lvm_lv *lv = find_uuid(s, uuid);
+    rc = lv ? lvm_extend(&s->dir.lvm, lv->name, len, false, err)
+            : err_set(err, -ENOENT, "the LV that is to grow has gone");
+    lvm_dir_forget(&s->dir);
+    lvm_store_end(s);
+    return rc;
+}
+
+static int extend(const char *handle, uint64_t len, struct err *err)
+{
+    const char *slash = strchr(handle, '/');
+    _cleanup_(freep) char *vg = strndup(handle, (size_t)(slash - handle));
+    struct lvm_store *s = vg ? find_store(vg) : NULL;
+
+    if (!s)
+        return err_set(err, -ENOENT, "the LV that is to grow lies in no storage of ours");
+    return extend_once(s, slash + 1, len, err);
+}
+
+/* ---- changes ---- */
+
+void lvm_store_set_owner(const char *images, const char *stem)
+{
+    struct lvm_store *s = lvm_store_of(images);
+
+    if (s && !lvm_dir_owner(stem, s->owner, sizeof(s->owner)))
+        snprintf(s->owner, sizeof(s->owner), "%s", LVM_DIR_TAG);
+}
+
+int lvm_store_create(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
+{
+    char owner[64];
+    const char *const tags[] = {owner, NULL};
+    struct lvm_new lv = {.name = name, .len = len, .tags = tags, .mode = LVM_PLAIN};
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    if (!lvm_dir_owner(name, owner, sizeof(owner)))
+        snprintf(owner, sizeof(owner), "%s", *s->owner ? s->owner : LVM_DIR_TAG);
+    if (lvm_dir_find(&s->dir, name))
+        rc = err_set(err, -EEXIST, "there is an LV '%s/%s' already", s->dir.lvm.vg, name);
+    if (rc == 0) {
+        rc = lvm_create(&s->dir.lvm, &lv, err);
+        lvm_dir_forget(&s->dir);
+    }
+    if (rc == 0)
+        rc = load(s, err);
+    if (rc == 0)
+        rc = note_used(s, lvm_dir_find(&s->dir, name)->uuid, err);
+    lvm_store_end(s);
+    return rc;
+}
+
+int lvm_store_link(struct lvm_store *s, const char *old, const char *new, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = lvm_dir_link(&s->dir, old, new, err);
+    lvm_store_end(s);
+    return rc;
+}
+
+int lvm_store_rename(struct lvm_store *s, const char *old, const char *new, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = lvm_dir_rename(&s->dir, old, new, err);
+    lvm_store_end(s);
+    return rc;
+}
+
+int lvm_store_publish(struct lvm_store *s, const char *old, const char *new, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = lvm_dir_find(&s->dir, new)
+             ? err_set(err, -EEXIST, "there is an LV '%s/%s' already", s->dir.lvm.vg, new)
+             : lvm_dir_rename(&s->dir, old, new, err);
+    lvm_store_end(s);
+    return rc;
+}
+
+int lvm_store_unlink(struct lvm_store *s, const char *name, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = lvm_dir_unlink(&s->dir, name, err);
+    lvm_store_end(s);
+    return rc;
+}
+
+SUSPENDS static int change_len(struct lvm_store *s, const char *name, uint64_t len, bool grow,
+                               struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    const struct lvm_lv *lv = lvm_dir_find(&s->dir, name);
+    if (!lv)
+        rc = err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, name);
+    else if (grow)
+        rc = lvm_extend(&s->dir.lvm, lv->name, len, false, err);
+    else
+        rc = lvm_reduce(&s->dir.lvm, lv->name, len, err);
+    lvm_dir_forget(&s->dir);
+    lvm_store_end(s);
+    return rc;
+}
+
+int lvm_store_extend(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
+{
+    return change_len(s, name, len, true, err);
+}
+
+int lvm_store_reduce(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
+{
+    return change_len(s, name, len, false, err);
+}
+
+int lvm_store_unlink_all(struct lvm_store *s, const char *prefix, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc < 0)
+        return rc;
+    for (bool found = true; found && rc == 0;) { /* each removal makes the report a new one */
+        found = false;
+        rc = load(s, err);
+        for (size_t i = 0; rc == 0 && !found && i < s->dir.vg->lvs.len; i++) {
+            const struct lvm_lv *lv = &s->dir.vg->lvs.data[i];
+            const char *name;
+
+            for (unsigned n = 0; !found && (name = lvm_dir_name(&s->dir, lv, n)); n++)
+                found = lvm_dir_is_ours(lv) && strncmp(name, prefix, strlen(prefix)) == 0;
+            if (found) {
+                _cleanup_(freep) char *copy = strdup(name);
+
+                rc = copy ? lvm_dir_unlink(&s->dir, copy, err)
+                          : err_set(err, -ENOMEM, "out of memory");
+            }
+        }
+    }
+    lvm_store_end(s);
+    return rc;
+}
+
+/* ---- what a directory has in its inodes ---- */
+
+static const char *taken_tag(const struct lvm_lv *lv)
+{
+    vec_for_each(tag, &lv->tags)
+        if (strncmp(*tag, TAKEN_TAG, strlen(TAKEN_TAG)) == 0)
+            return *tag;
+    return NULL;
+}
+
+void lvm_store_fill_stat(const struct lvm_lv *lv, struct stat *ret)
+{
+    const char *taken = taken_tag(lv);
+
+    *ret = (struct stat){.st_mode = S_IFBLK | 0660,
+                         .st_nlink = 1,
+                         .st_ino = text_hash(lv->uuid),
+                         .st_size = (off_t)lv->len,
+                         .st_blocks = (blkcnt_t)(lv->len / 512)};
+    ret->st_mtim.tv_sec = taken ? strtoll(taken + strlen(TAKEN_TAG), NULL, 10) : lv->made;
+}
+
+int lvm_store_stat(struct lvm_store *s, const char *name, struct stat *ret)
+{
+    int rc = load(s, NULL);
+    const struct lvm_lv *lv = rc == 0 ? lvm_dir_find(&s->dir, name) : NULL;
+
+    if (!lv)
+        return rc < 0 ? rc : -ENOENT;
+    lvm_store_fill_stat(lv, ret);
+    return 0;
+}
+
+void lvm_store_set_taken(struct lvm_store *s, const char *name, time_t when)
+{
+    char tag[64];
+
+    if (lvm_store_begin(s, NULL) < 0)
+        return;
+    snprintf(tag, sizeof(tag), TAKEN_TAG "%lld", (long long)when);
+    const struct lvm_lv *lv = lvm_dir_find(&s->dir, name);
+    const char *old = lv ? taken_tag(lv) : NULL;
+    const char *const names[] = {lv ? lv->name : NULL, NULL}, *const add[] = {tag, NULL},
+                      *const del[] = {old, NULL};
+    if (lv && lvm_dir_is_ours(lv) && !(old && strcmp(old, tag) == 0))
+        (void)lvm_change_tags(&s->dir.lvm, names, add, del, NULL);
+    lvm_dir_forget(&s->dir);
+    lvm_store_end(s);
+}
+
+int lvm_store_check_name(const char *dir, const char *stem, struct err *err)
+{
+    const struct lvm_store *s = lvm_store_of(dir);
+    _cleanup_(freep) char *name = file_join(dir, stem, "qcow2");
+
+    if (!name)
+        return err_set(err, -ENOMEM, "out of memory");
+    if (!lvm_lv_name_ok(s->dir.lvm.vg, name))
+        return err_set(err, -EINVAL,
+                       "'%s' cannot be a logical volume's name in VG '%s': too long, or of a form "
+                       "that LVM keeps for itself",
+                       name, s->dir.lvm.vg);
+    return 0;
+}
