@@ -59,6 +59,7 @@ int chain_from_layers(struct layer *const *layers, unsigned nr, uint64_t cache_b
         return err_errno(err, -ENOMEM, "chain");
     gate_init(&chain->gate);
     gate_init(&chain->work);
+    wait_queue_init(&chain->no_wait);
     co_mutex_init(&chain->shape, RANK_CHAIN);
     chain->writable = layers[0]->writable;
     chain->unit = UINT64_MAX;
@@ -173,6 +174,7 @@ SUSPENDS static int open_all(struct opening *o, const char *path, const struct c
         .no_lock = opts->no_lock,
         .prealloc_step = opts->prealloc_step,
         .space = opts->space,
+        .grow = opts->grow,
     };
     bool end = opts->no_backing;
     int rc = open_layer(o, path, &layer_opts, err);
@@ -218,6 +220,9 @@ int chain_close(struct chain *chain, struct err *err)
 
     if (!chain)
         return 0;
+    chain_stop_waits(chain);
+    while (chain->waits)
+        wait_queue_sleep(&chain->no_wait);
     chain_freeze(chain);
     while (chain->layers.len > 0) {
         struct layer *layer = chain_top(chain);

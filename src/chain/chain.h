@@ -46,7 +46,8 @@ struct layer_opts {
     uint64_t cache_bytes;   /* share of this layer; 0 default */
     uint64_t prealloc_step; /* image.h */
     struct space_opts space;
-    bool ack; /* image.h; journals are in the runtime directory */
+    struct image_grow_opts grow; /* image.h */
+    bool ack;                    /* image.h; journals are in the runtime directory */
 };
 /* Opens one file as a layer that belongs to no chain yet. */
 SUSPENDS int layer_open(const char *path, const struct layer_opts *opts, struct layer **ret,
@@ -66,6 +67,8 @@ void layer_set_node_name(struct layer *layer, const char *name);
 struct image *layer_image(const struct layer *layer); /* NULL for raw */
 struct blk *layer_blk(const struct layer *layer);
 uint64_t layer_len(const struct layer *layer);
+/* How many bytes of its file or device the layer uses: image_end(); a raw one: all. */
+SUSPENDS int layer_end(struct layer *layer, uint64_t *ret, struct err *err);
 const struct space_opts *layer_space(const struct layer *layer);
 /* The backing file as recorded, made absolute relative to the layer's own directory; NULL: none.
  * The caller frees. json: and protocol names other than file: are refused (-ENOTSUP). */
@@ -84,7 +87,8 @@ struct chain_opts {
     uint64_t cache_bytes; /* one bound over the flattened map and all layers' metadata; 0: covers
                              the disk, at most 32 MiB */
     uint64_t prealloc_step;
-    struct space_opts space; /* of the top */
+    struct space_opts space;     /* of the top */
+    struct image_grow_opts grow; /* of all layers */
 };
 /* Opens a file and everything below it. Loops are found by device and inode (-ELOOP), depth is
  * limited to 1024. Only the top is writable. */
@@ -108,6 +112,11 @@ SUSPENDS int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct
 SUSPENDS int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigned flags);
 SUSPENDS int chain_discard(struct chain *chain, uint64_t off, uint64_t len);
 SUSPENDS int chain_flush(struct chain *chain);
+/* From here on no write waits until the top's device has room (on_full wait): those that do, and
+ * later ones, fail with -ENOSPC. For the end, before those who wait for requests. */
+void chain_stop_waits(struct chain *chain);
+/* Those that wait now fail. */
+void chain_fail_waits(struct chain *chain);
 /* For a timer: writes back what changed in the top before the last call of this. Does nothing
  * while the chain's shape changes: that is not held up, and flushes itself. */
 SUSPENDS int chain_write_back_old(struct chain *chain);

@@ -24,8 +24,8 @@ struct layer {
     bool has_id;         /* dev and ino are known */
     dev_t dev;
     ino_t ino;
-    unsigned users; /* views that are read: snapshot exports */
-    bool pinned;    /* a job merges it */
+    unsigned users;          /* views that are read: snapshot exports */
+    bool pinned;             /* a job merges it */
     struct space_opts space; /* fixed after open */
 
     /* while part of a chain; change only with both gates closed (push: the request gate) */
@@ -42,10 +42,13 @@ struct chain {
     VEC(struct layer *) slots;  /* by slot; NULL: free */
     bool keeps_ack;             /* whatever layer is the top has a journal */
     bool writable;
-    struct bound bound;   /* of the map and all layers' metadata together */
-    uint64_t unit;        /* bytes of the smallest (sub)cluster */
+    struct bound bound; /* of the map and all layers' metadata together */
+    uint64_t unit;      /* bytes of the smallest (sub)cluster */
     struct fmap fmap;
     struct gate gate;          /* guest requests */
+    bool no_waits;             /* for room */
+    unsigned waits;            /* requests that wait for room, outside of the gate */
+    struct wait_queue no_wait; /* until there is none */
     struct gate work;          /* steps of jobs; closed by changes of shape, not by a push */
     struct co_mutex shape;     /* one change of shape at a time */
     uint64_t frozen_at;        /* when the request gate began to close */
@@ -76,8 +79,8 @@ SUSPENDS int chain_resolve(struct chain *chain, struct layer *from, uint64_t off
 /* Reads as seen from `from` (NULL: zeroes). Past a layer's end: zeroes. Inside a gate. */
 SUSPENDS int chain_read_from(struct chain *chain, struct layer *from, uint64_t off, uint64_t len,
                              struct iov_iter *iov);
-/* Whether the slices of all layers would fit: then the map, which can be made again from them, gives
- * way to them. Else slices of lower layers go first, and what the map says of them stays. */
+/* Whether the slices of all layers would fit: then the map, which can be made again from them,
+ * gives way to them. Else slices of lower layers go first, and what the map says of them stays. */
 void chain_weigh(struct chain *chain);
 /* Fills layer->below. */
 void layer_init_below(struct layer *layer);

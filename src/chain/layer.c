@@ -143,6 +143,7 @@ SUSPENDS static int layer_make(struct blk *blk, const char *path, bool is_qcow2,
             .cache_bytes = opts->cache_bytes,
             .prealloc_step = opts->prealloc_step,
             .discard = opts->space.discard,
+            .grow = opts->grow,
             .journal_dir = use_journal ? journal_dir() : NULL,
             .ack = opts->ack,
         };
@@ -296,6 +297,14 @@ struct blk *layer_blk(const struct layer *layer)
 uint64_t layer_len(const struct layer *layer)
 {
     return layer->image ? image_len(layer->image) : align_up(layer->blk->len, RAW_UNIT);
+}
+
+int layer_end(struct layer *layer, uint64_t *ret, struct err *err)
+{
+    if (layer->image)
+        return image_end(layer->image, ret, err);
+    *ret = layer->blk->len;
+    return 0;
 }
 
 const struct space_opts *layer_space(const struct layer *layer)

@@ -71,6 +71,9 @@ uint64_t chain_thaw(struct chain *chain);
 void chain_set_watch(struct chain *chain, struct chain_watch *watch); /* NULL: none; keeps it */
 /* Between writable and read-only, with the file's locks. 0, or nothing changed. */
 SUSPENDS int layer_reopen(struct layer *layer, bool writable, struct err *err);
+/* The long part of that, where it is a raw one on a volume: beside requests. It is open to write.
+ */
+SUSPENDS int chain_ready_layer(struct layer *layer, uint64_t len, struct err *err);
 /* Grows a layer of the chain; what is gained reads as zero. */
 SUSPENDS int chain_grow_layer(struct chain *chain, struct layer *layer, uint64_t len,
                               struct err *err);

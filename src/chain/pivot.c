@@ -352,18 +352,41 @@ bool chain_is_ack(const struct chain *chain)
     return chain->writable && chain->keeps_ack && (!top->image || image_is_recorded(top->image));
 }
 
+int chain_ready_layer(struct layer *layer, uint64_t len, struct err *err)
+{
+    if (layer->image || !blk_is_extendable(layer->blk) || len <= layer->blk->len)
+        return 0;
+    int rc = blk_resize_prepare(layer->blk, len, err);
+    return rc < 0 ? err_prefix(err, rc, "resize '%s'", layer->path) : 0;
+}
+
+static int check_resize(const struct chain *chain, struct err *err)
+{
+    const struct layer *top = chain_top(chain);
+
+    if (!chain->writable)
+        return err_set(err, -EROFS, "'%s' is open read-only", top->path);
+    if (top->pinned)
+        return err_set(err, -EBUSY, "a job is merging '%s'", top->path);
+    return 0;
+}
+
 int chain_resize(struct chain *chain, uint64_t len, struct err *err)
 {
-    struct layer *top = chain_top(chain);
-    int rc;
+    co_mutex_lock(&chain->shape);
+    int rc = check_resize(chain, err);
 
-    chain_freeze(chain);
-    if (!chain->writable)
-        rc = err_set(err, -EROFS, "'%s' is open read-only", top->path);
-    else if (top->pinned)
-        rc = err_set(err, -EBUSY, "a job is merging '%s'", top->path);
-    else
-        rc = chain_grow_layer(chain, top, len, err);
+    if (rc == 0)
+        rc = chain_ready_layer(chain_top(chain), len, err);
+    if (rc < 0) {
+        co_mutex_unlock(&chain->shape);
+        return rc;
+    }
+    gate_close(&chain->work);
+    close_gate(chain);
+    rc = check_resize(chain, err); /* a job may have begun */
+    if (rc == 0)
+        rc = chain_grow_layer(chain, chain_top(chain), len, err);
     chain_thaw(chain);
     return rc;
 }

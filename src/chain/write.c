@@ -127,7 +127,32 @@ SUSPENDS static int allowed_op(struct chain *chain, struct chain_op *op, struct 
     return chain->watch ? watched_op(chain, op, iov) : do_op(chain, op, iov);
 }
 
-SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct iov_iter *iov)
+void chain_fail_waits(struct chain *chain)
+{
+    if (chain_top(chain)->image)
+        image_fail_waits(chain_top(chain)->image);
+}
+
+void chain_stop_waits(struct chain *chain)
+{
+    chain->no_waits = true;
+    chain_fail_waits(chain);
+}
+
+/* A request waits outside of the gate until the top's device has room: snapshots and jobs go on,
+ * and some of them make room. */
+SUSPENDS static int wait_room(struct chain *chain)
+{
+    if (chain->no_waits || !chain_top(chain)->image)
+        return -ENOSPC;
+    chain->waits++;
+    int rc = image_wait_room(chain_top(chain)->image);
+    if (--chain->waits == 0)
+        wait_queue_wake_all(&chain->no_wait);
+    return rc;
+}
+
+SUSPENDS static int try_op(struct chain *chain, struct chain_op *op, struct iov_iter *iov)
 {
     int rc;
 
@@ -146,26 +171,50 @@ SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct io
     return rc;
 }
 
+SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct iov_iter *iov)
+{
+    struct iov_iter start = *iov;
+    enum chain_op_kind kind = op->kind;
+    unsigned flags = op->flags;
+    int rc = try_op(chain, op, iov);
+
+    while (rc == -ENOBUFS && (rc = wait_room(chain)) == 0) {
+        op->kind = kind;
+        op->flags = flags;
+        *iov = start;
+        chain->stats.writes--;
+        chain->stats.write_bytes -= op->len;
+        rc = try_op(chain, op, iov);
+    }
+    return rc;
+}
+
 int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct iov_iter *iov,
                 unsigned flags)
 {
-    struct chain_op op = {.kind = CHAIN_OP_WRITE, .off = off, .len = len, .flags = flags};
+    struct chain_op op = {
+        .kind = CHAIN_OP_WRITE, .off = off, .len = len, .flags = flags | IMAGE_NO_WAIT};
 
     return guest_op(chain, &op, iov);
 }
 
 int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigned flags)
 {
-    struct chain_op op = {.kind = CHAIN_OP_ZERO, .off = off, .len = len, .flags = flags};
+    struct chain_op op = {
+        .kind = CHAIN_OP_ZERO, .off = off, .len = len, .flags = flags | IMAGE_NO_WAIT};
 
-    return guest_op(chain, &op, NULL);
+    struct iov_iter none = {0};
+
+    return guest_op(chain, &op, &none);
 }
 
 int chain_discard(struct chain *chain, uint64_t off, uint64_t len)
 {
     struct chain_op op = {.kind = CHAIN_OP_DISCARD, .off = off, .len = len};
 
-    return guest_op(chain, &op, NULL);
+    struct iov_iter none = {0};
+
+    return guest_op(chain, &op, &none);
 }
 
 int chain_merge_flush(struct layer *layer)

@@ -214,11 +214,29 @@ SUSPENDS static int guest_flush(void *ctx)
 
 /* ---- start, run, finish ---- */
 
+/* A raw volume that is too short is filled with zeroes first: with the chain frozen guests would
+ * wait for that. */
+SUSPENDS static int ready_base(struct job *job, struct err *err)
+{
+    if (layer_image(job->base) || !blk_is_extendable(layer_blk(job->base)) ||
+        layer_len(job->base) >= layer_len(job->top))
+        return 0;
+    int rc = layer_reopen(job->base, true, err);
+    if (rc < 0)
+        return rc;
+    job->started = true; /* it is to be read-only again */
+    return chain_ready_layer(job->base, layer_len(job->top), err);
+}
+
 SUSPENDS static int commit_start(struct job *job, struct err *err)
 {
-    chain_freeze(job->chain);
     job->base_was_writable = layer_is_writable(job->base);
-    int rc = layer_reopen(job->base, true, err);
+    int rc = ready_base(job, err);
+
+    if (rc < 0)
+        return rc;
+    chain_freeze(job->chain);
+    rc = layer_reopen(job->base, true, err);
     if (rc == 0) {
         job->started = true;
         if (layer_len(job->base) < layer_len(job->top))

@@ -100,8 +100,10 @@ static struct host_run *pool_pick(struct image *img, uint64_t want)
 
 void alloc_give_back(struct image *img, uint64_t first, uint64_t nr)
 {
-    if (nr)
-        pool_add(img, first, nr, false);
+    if (!nr)
+        return;
+    pool_add(img, first, nr, false);
+    grow_look_again(img);
 }
 
 /* ---- refilling it ---- */
@@ -162,6 +164,11 @@ SUSPENDS static int take_hole(struct image *img, struct host_run hole, uint64_t 
     if (rc == 0)
         img->scan_pos = hole.first + hole.nr;
     return rc;
+}
+
+bool alloc_knows_all(const struct image *img)
+{
+    return img->scan_pos >= img->scan_stop && !img->scan_again;
 }
 
 /* Looks for free clusters below the end, through a bounded number of slices a call: a large image
@@ -254,11 +261,11 @@ SUSPENDS static int refill_at_end(struct image *img, uint64_t want)
     uint64_t room = room_at_end(img);
 
     if (room == 0)
-        return -ENOSPC;
+        return grow_no_room(img, img->end + want);
     int rc = cover_end(img, MIN(want, room));
     room = room_at_end(img); /* blocks took their part */
     if (rc < 0 || room == 0)
-        return rc < 0 ? rc : -ENOSPC;
+        return rc < 0 ? rc : grow_no_room(img, img->end + want);
     uint64_t first = img->end, nr = MIN(end_run(img, want), room);
     bool fresh = first >= img->fresh_from;
     grow_file(img, first + nr);
@@ -268,10 +275,16 @@ SUSPENDS static int refill_at_end(struct image *img, uint64_t want)
     img->end = first + nr;
     img->fresh_from = MAX(img->fresh_from, img->end);
     img->stats.runs_allocated++;
+    grow_note_end(img, first);
     return 0;
 }
 
 SUSPENDS static void release_locked(struct image *img);
+
+static bool is_no_room(int rc)
+{
+    return rc == -ENOSPC || rc == -ENOBUFS;
+}
 
 SUSPENDS static int refill_locked(struct image *img, uint64_t want)
 {
@@ -282,10 +295,12 @@ SUSPENDS static int refill_locked(struct image *img, uint64_t want)
     int rc = refill_from_holes(img, run, SCAN_SLICES);
     if (rc < 0 || pool_clusters(img) > before)
         return rc;
-    rc = refill_at_end(img, run);
-    if (rc == -ENOSPC) /* the device is full to its end: look everywhere */
+    int at_end = refill_at_end(img, run);
+    if (!is_no_room(at_end))
+        return at_end;
+    if (!grow_may_help(img)) /* the device is full to its end: look everywhere */
         rc = refill_from_holes(img, want, UINT32_MAX);
-    return rc < 0 ? rc : pool_clusters(img) > before ? 0 : -ENOSPC;
+    return rc < 0 ? rc : pool_clusters(img) > before ? 0 : at_end;
 }
 
 SUSPENDS static int refill(struct image *img, uint64_t want)
@@ -312,7 +327,7 @@ int alloc_clusters(struct image *img, uint64_t want, struct host_run *ret)
 
             r = pool_find(img, want, true);
             /* a full device: what was freed may be reused after a flush */
-            if (!r && rc == -ENOSPC && !flushed && img->freed.len) {
+            if (!r && is_no_room(rc) && !flushed && img->freed.len) {
                 flushed = true;
                 if (image_flush(img) == 0)
                     continue;
@@ -332,9 +347,9 @@ int alloc_contiguous(struct image *img, uint64_t nr, struct host_run *ret)
     uint64_t first = 0, done = 0;
 
     co_mutex_lock(&img->alloc_lock);
-    int rc = room_at_end(img) < nr ? -ENOSPC : cover_end(img, nr);
+    int rc = room_at_end(img) < nr ? grow_no_room(img, img->end + nr) : cover_end(img, nr);
     if (rc == 0 && room_at_end(img) < nr)
-        rc = -ENOSPC;
+        rc = grow_no_room(img, img->end + nr);
     if (rc == 0) {
         first = img->end;
         *ret = (struct host_run){first, nr, first >= img->fresh_from};
@@ -342,6 +357,7 @@ int alloc_contiguous(struct image *img, uint64_t nr, struct host_run *ret)
         img->end += done;
         img->fresh_from = MAX(img->fresh_from, img->end);
         img->allocated = true;
+        grow_note_end(img, first);
     }
     co_mutex_unlock(&img->alloc_lock);
     if (rc < 0)
@@ -425,6 +441,8 @@ SUSPENDS static void release_locked(struct image *img)
             discard_free(img, &list[i]);
     (void)refcount_drop(img, list, nr);
     free(list);
+    if (nr)
+        grow_look_again(img);
 }
 
 int alloc_release(struct image *img)
@@ -452,13 +470,30 @@ SUSPENDS static int check_counted(struct image *img, uint64_t off, const char *w
     return 0;
 }
 
-SUSPENDS static int find_end(struct image *img, struct err *err)
+/* In clusters; under alloc_lock, or before anybody could take it. */
+SUSPENDS static int find_counted(struct image *img, uint64_t *ret)
 {
-    uint64_t last = img->reftable_entries, counted;
+    uint64_t last = img->reftable_entries;
 
     while (last > 0 && !(img->reftable[last - 1] & QCOW2_REFTABLE_OFFSET_MASK))
         last--;
-    int rc = refcount_find_last(img, last << img->hdr.refcount_block_bits, &counted);
+    return refcount_find_last(img, last << img->hdr.refcount_block_bits, ret);
+}
+
+int alloc_end(struct image *img, uint64_t *ret)
+{
+    co_mutex_lock(&img->alloc_lock);
+    int rc = find_counted(img, ret);
+    co_mutex_unlock(&img->alloc_lock);
+    *ret <<= img->hdr.cluster_bits;
+    return rc;
+}
+
+SUSPENDS static int find_end(struct image *img, struct err *err)
+{
+    uint64_t counted;
+    int rc = find_counted(img, &counted);
+
     if (rc < 0)
         return err_errno(err, rc, "read refcounts");
     img->end = counted;
@@ -480,6 +515,7 @@ int alloc_open(struct image *img, struct err *err)
     img->end = 0;
     img->allocated = img->no_prealloc = false;
     img->prealloc_end = 0;
+    img->grow.nr_marks = 0;
     img->full_end = qcow2_full_clusters(hdr);
     int rc = check_counted(img, 0, "the header", err);
     if (rc == 0 && hdr->l1_entries)

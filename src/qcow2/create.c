@@ -198,11 +198,19 @@ static int plan_layout(const struct blk *blk, const struct image_create_opts *op
     l.l2_off = hdr->l1_off + (l.l1_clusters << hdr->cluster_bits);
     l.data_off = l.l2_off + (l.l2_clusters << hdr->cluster_bits);
     l.end = l.data_off + (l.data_clusters << hdr->cluster_bits);
-    if (blk->fixed_len && l.end > blk->len)
-        return err_set(err, -ENOSPC, "the image needs %llu bytes, the device has %llu",
-                       (unsigned long long)l.end, (unsigned long long)blk->len);
     *ret = l;
     return 0;
+}
+
+SUSPENDS
+static int make_it_fit(struct blk *blk, uint64_t end, struct err *err)
+{
+    if (!blk->fixed_len || end <= blk->len)
+        return 0;
+    if (blk_is_extendable(blk))
+        return blk_extend(blk, end, err);
+    return err_set(err, -ENOSPC, "the image needs %llu bytes, the device has %llu",
+                   (unsigned long long)end, (unsigned long long)blk->len);
 }
 
 /* ---- writing tables ---- */
@@ -372,6 +380,8 @@ int image_create(struct blk *blk, const struct image_create_opts *opts, struct e
 
     if (rc == 0)
         rc = plan_layout(blk, opts, &layout, err);
+    if (rc == 0)
+        rc = make_it_fit(blk, layout.end, err);
     if (rc < 0)
         return rc;
     rc = create_at(blk, opts, &layout, err);

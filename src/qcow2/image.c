@@ -313,6 +313,7 @@ static struct image *image_new(struct blk *blk, const struct image_opts *opts)
     co_mutex_init(&img->l1_lock, RANK_L1);
     co_mutex_init(&img->alloc_lock, RANK_ALLOC);
     cache_init(img);
+    grow_init(img);
     wait_queue_init(&img->flush_wait);
     wait_queue_init(&img->journal_room);
     return img;
@@ -372,12 +373,52 @@ int image_open(struct blk *blk, const struct image_opts *opts, struct image **re
     return 0;
 }
 
+/* ---- the end ---- */
+
+/* Counts are only what they seem if nothing is waiting to be repaired. */
+static int check_counts(const struct image *img, struct err *err)
+{
+    if (img->corrupt || img->failed || img->hdr.incompatible & QCOW2_INCOMPAT_DIRTY)
+        return err_set(err, -EUCLEAN, "the image's refcounts are not to be trusted");
+    if (!img->writable && image_has_journal(img))
+        return err_set(err, -EBUSY, "the image is in use, or was not closed");
+    return 0;
+}
+
+int image_end(struct image *img, uint64_t *ret, struct err *err)
+{
+    bool is_loaded = img->reftable;
+    int rc = check_counts(img, err);
+
+    if (rc < 0)
+        return rc;
+    if (!is_loaded) { /* never writable */
+        uint64_t entries = ((uint64_t)img->hdr.reftable_clusters << img->hdr.cluster_bits) / 8;
+
+        rc = load_table(img, img->hdr.reftable_off, entries, "the refcount table", &img->reftable,
+                        err);
+        if (rc < 0)
+            return rc;
+        img->reftable_entries = entries;
+    }
+    if (img->writable)
+        rc = image_flush(img);
+    if (rc == 0)
+        rc = alloc_end(img, ret);
+    if (!is_loaded) {
+        free(TAKE_PTR(img->reftable));
+        img->reftable_entries = 0;
+    }
+    return rc < 0 ? err_errno(err, rc, "read refcounts") : 0;
+}
+
 /* ---- closing ---- */
 
 /* Leaves the writable state: everything on disk, nothing reserved. */
 SUSPENDS static int finish_writing(struct image *img, struct err *err)
 {
     DEBUG_CHECK(list_empty(&img->claims) && list_empty(&img->reqs));
+    grow_stop(img);
     if (img->failed)
         return err_errno(err, -EIO, "the image failed before");
     int rc = image_flush(img);
@@ -421,7 +462,10 @@ int image_reopen(struct image *img, bool writable, struct err *err)
     if (rc < 0)
         return rc;
     if (writable) {
-        rc = make_writable(img, err);
+        /* who looks after the device may have taken back what was not used */
+        rc = img->blk->extendable ? blk_extend(img->blk, 0, err) : 0;
+        if (rc == 0)
+            rc = make_writable(img, err);
         if (rc < 0)
             (void)reopen_file(img, false, NULL);
         return rc;

@@ -34,6 +34,22 @@ enum image_discard {
                             Version 2 has no such mark: a discard does nothing */
 };
 
+/* The device's room, when more was asked for. */
+enum image_room {
+    IMAGE_ROOM_OK,
+    IMAGE_ROOM_SHORT, /* there was none, but some is left of what it has */
+    IMAGE_ROOM_FULL   /* writes wait or fail */
+};
+enum image_on_full { IMAGE_FULL_FAIL, IMAGE_FULL_WAIT };
+/* Of images on devices that can be made longer (blk_is_extendable). */
+struct image_grow_opts {
+    uint64_t chunk;             /* the device has up to so much more than is used; 0: 1 GiB */
+    enum image_on_full on_full; /* what image_wait_room does while there is no room */
+    /* When that changes, with the reason; may be NULL. Does not wait. */
+    void (*told)(void *ctx, enum image_room room, const char *why);
+    void *ctx;
+};
+
 struct image_opts {
     bool writable;
     bool no_open_checks;    /* open what check and info may look at: corrupt bit, bad tables */
@@ -41,6 +57,7 @@ struct image_opts {
     uint64_t prealloc_step; /* file growth in steps of so many bytes; 0: 128 MiB on files, none on
                                devices; UINT64_MAX: none */
     enum image_discard discard;
+    struct image_grow_opts grow;
     const char *journal_dir; /* where journals of killed processes are; NULL: none is looked for */
     bool ack;                /* while writable keep one: answered writes survive a kill */
 };
@@ -122,6 +139,16 @@ SUSPENDS int image_write(struct image *img, uint64_t guest_off, uint64_t len, st
  * written. */
 SUSPENDS int image_zero(struct image *img, uint64_t guest_off, uint64_t len, unsigned flags,
                         const struct image_below *below);
+/* Flag of image_write and image_zero: -ENOBUFS instead of waiting for a longer device. A part may
+ * be done; after image_wait_room(), outside of all gates, the whole is asked for again. Without it
+ * a request waits for one extension, and fails with -ENOSPC if there is no room. */
+#define IMAGE_NO_WAIT 0x100u
+/* Waits until there may be room: 0; -ENOSPC: there is none, and by the options or
+ * image_fail_waits() it is not to be waited for. The image may be closed meanwhile. */
+SUSPENDS int image_wait_room(struct image *img);
+/* Those that wait now fail with -ENOSPC. */
+void image_fail_waits(struct image *img);
+
 /* Advisory: whole clusters inside the range stop to hold data and read as zero (never as older
  * data from below); edges are left alone. */
 SUSPENDS int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
@@ -131,6 +158,11 @@ SUSPENDS int image_flush(struct image *img);
 /* Writes dirty metadata back, as flush does, while other requests go on; what a later flush then
  * finds is little. */
 SUSPENDS int image_write_back(struct image *img);
+
+/* How many bytes of its device the image uses: up to the end of the highest cluster in use, all of
+ * it written. What lies behind can be given back while nobody writes: see docs/growth.md. -EUCLEAN,
+ * -EBUSY: that cannot be told before it was opened for writing and closed. */
+SUSPENDS int image_end(struct image *img, uint64_t *ret, struct err *err);
 
 /* ---- slow operations: the caller has drained all requests ---- */
 /* Grows or shrinks. New space reads as zero even over a longer backing file: `below` (NULL: no
@@ -166,6 +198,10 @@ struct image_stats {
     uint64_t cow_reads, cow_read_bytes, cow_write_bytes;
     uint64_t clusters_allocated, clusters_freed, runs_allocated, refcount_writes, l2_writes;
     uint64_t claim_waits, write_joins, flushes;
+    /* of a device that can be made longer: extensions, those asked for before anybody waited, and
+     * their time; requests that waited for room, and how long */
+    uint64_t extensions, extensions_ahead, extend_failures, extend_ns;
+    uint64_t room_waits, room_wait_ns;
 };
 void image_get_stats(const struct image *img, struct image_stats *ret);
 
@@ -201,15 +237,15 @@ struct image_check {
     uint64_t image_end_off;
     bool bitmap_clusters_seen;
     /* Of an image whose server was killed */
-    bool has_journal;         /* its journal was counted in: what the next writable open will make of
-                                 the file; clusters that it will reuse are no leaks */
+    bool has_journal; /* its journal was counted in: what the next writable open will make of
+                         the file; clusters that it will reuse are no leaks */
     uint64_t journal_records; /* changes that wait there */
     char journal_note[240];   /* why there is none, where there ought to be; else "" */
 };
 /* Full consistency check, no repair: every reference counted, compared with the refcounts, overlaps
  * and reserved bits reported. report (may be NULL) is called with one line a finding. Memory is
- * bounded by the file's length. Works on what image_open(no_open_checks) gives, read-only; if it was
- * opened with a journal_dir, the changes in the image's journal are counted in, in memory. */
+ * bounded by the file's length. Works on what image_open(no_open_checks) gives, read-only; if it
+ * was opened with a journal_dir, the changes in the image's journal are counted in, in memory. */
 SUSPENDS int image_check(struct image *img, struct image_check *ret,
                          void (*report)(void *ctx, const char *line), void *ctx, struct err *err);
 

@@ -67,6 +67,26 @@ struct claim {
     struct list joins;   /* struct join by guest offset; no two of them overlap */
 };
 
+/* A device that can be made longer: see grow.c. */
+#define GROW_MARKS 16u
+struct grow_mark {
+    uint64_t ns, end; /* when the allocator's end moved on from there; bytes */
+};
+struct grow {
+    uint64_t need; /* bytes that the allocator could have used, since the last extension */
+    uint64_t step; /* asked for at once; less than a chunk while there is little room */
+    struct grow_mark marks[GROW_MARKS];
+    unsigned nr_marks;                 /* ever */
+    uint64_t extend_ns, extend_avg_ns; /* how long an extension takes */
+    uint64_t full_until, ahead_at;     /* times: see grow.c */
+    enum image_room room;
+    bool late; /* somebody had to wait since an extension began last */
+    bool running, stopping;
+    struct list waiters;   /* struct room_wait */
+    struct co_group group; /* the one coroutine that extends */
+    struct co_cond kick;   /* it need not wait for the next try */
+};
+
 struct image {
     /* fixed after open (hdr but for resize and set_backing, l1 and reftable places) */
     struct blk *blk; /* owned */
@@ -128,6 +148,8 @@ struct image {
     bool was_unwritten;        /* something else was */
     uint64_t old_run;          /* the last flush run that had begun then */
     struct wait_queue journal_room;
+
+    struct grow grow; /* of the device */
 
     struct image_stats stats;
 };
@@ -257,18 +279,47 @@ SUSPENDS int map_own_table(struct image *img, uint64_t guest_off, struct room *r
 
 /* ---- alloc.c ---- */
 SUSPENDS int alloc_open(struct image *img, struct err *err);
-/* Up to `want` clusters in one run: refcount 1 on disk, content undefined unless fresh. */
+/* Up to `want` clusters in one run: refcount 1 on disk, content undefined unless fresh. -ENOSPC;
+ * -ENOBUFS: not before the device is longer, see grow.c. */
 SUSPENDS int alloc_clusters(struct image *img, uint64_t want, struct host_run *ret);
 /* Unused after all: back into the pool, no longer fresh. */
 void alloc_give_back(struct image *img, uint64_t first, uint64_t nr);
 /* A reference was taken out of the map in memory; counted down once that is safe. */
 void alloc_free(struct image *img, uint64_t first, uint64_t nr, bool discard);
-/* For tables: nr clusters in one piece, at the end; -ENOSPC. */
+/* For tables: nr clusters in one piece, at the end; -ENOSPC, -ENOBUFS. */
 SUSPENDS int alloc_contiguous(struct image *img, uint64_t nr, struct host_run *ret);
 /* Counts down what nobody can reach any more. */
 SUSPENDS int alloc_release(struct image *img);
 /* Gives back unused parts of runs and cuts the file's end off. */
 SUSPENDS int alloc_finish(struct image *img);
+/* The end of all that is counted, in bytes. */
+SUSPENDS int alloc_end(struct image *img, uint64_t *ret);
+/* Nothing below the end is left to be looked through for free clusters. */
+bool alloc_knows_all(const struct image *img);
+
+/* ---- grow.c: devices that can be made longer; nothing to do for others ---- */
+void grow_init(struct image *img);
+/* Ends the coroutine; who waits looks again. */
+SUSPENDS void grow_stop(struct image *img);
+/* The end has moved on. */
+void grow_note_end(struct image *img, uint64_t old_end);
+/* Why the allocator cannot go up to there: -ENOSPC, or -ENOBUFS. */
+int grow_no_room(struct image *img, uint64_t clusters);
+/* An extension may make room: no need to look hard for it elsewhere. */
+bool grow_may_help(const struct image *img);
+/* Space below the end has become free. */
+void grow_look_again(struct image *img);
+/* After -ENOBUFS, holding nothing: 0, look again, or -ENOSPC. patient: waits while there is no
+ * room.
+ */
+SUSPENDS int grow_wait(struct image *img, bool patient);
+/* Test hook, as flush_mutation. */
+enum grow_mutation {
+    GROW_AS_IS,
+    GROW_NOT_AHEAD, /* nothing is asked for before somebody waits */
+    GROW_NO_WAKE,   /* who waits is not told */
+};
+extern enum grow_mutation grow_mutation;
 
 /* ---- refcount.c: all under alloc_lock ---- */
 SUSPENDS int refcount_get(struct image *img, uint64_t cluster, uint64_t *ret);
@@ -319,6 +370,9 @@ SUSPENDS int write_range(struct image *img, uint64_t guest_off, uint64_t len, st
 void write_free_old(struct image *img, uint64_t guest_off, struct l2_entry e, bool discard);
 /* Subclusters of the cluster that starts at guest_off which [start, end) touches. */
 uint32_t write_sub_mask(const struct image *img, uint64_t guest_off, uint64_t start, uint64_t end);
+/* Holding nothing, where rc is -ENOBUFS: waits for room unless flags say
+ * IMAGE_NO_WAIT. 0: look again; else the error. */
+SUSPENDS int write_wait_room(struct image *img, unsigned flags, int rc);
 /* Lets dirty metadata be written back before it takes the whole cache. Holding nothing. */
 SUSPENDS int write_throttle(struct image *img);
 

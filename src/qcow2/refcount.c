@@ -384,9 +384,9 @@ static int plan_table(struct image *img, uint64_t min_entries, struct new_table 
         t->entries[block_index(img, c)] = (t->first + t->clusters + t->blocks++)
                                           << img->hdr.cluster_bits;
     }
-    if (img->blk->fixed_len &&
-        (t->first + t->clusters + t->blocks) << img->hdr.cluster_bits > img->blk->len)
-        return -ENOSPC;
+    uint64_t end = t->first + t->clusters + t->blocks;
+    if (img->blk->fixed_len && end << img->hdr.cluster_bits > img->blk->len)
+        return grow_no_room(img, end);
     return 0;
 }
 
@@ -517,7 +517,7 @@ int refcount_cover(struct image *img, uint64_t cluster)
     if (index >= img->reftable_entries)
         rc = grow_table(img, index + 1);
     else if (img->blk->fixed_len && (img->end + 1) << img->hdr.cluster_bits > img->blk->len)
-        rc = -ENOSPC;
+        rc = grow_no_room(img, img->end + 1);
     else /* at the end, which this block counts itself, or an older one: it was covered first */
         rc = refcount_block_in(img, index, img->end);
     return rc < 0 ? rc : 1;

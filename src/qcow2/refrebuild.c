@@ -45,9 +45,10 @@ static bool is_free(const struct rebuild *r, uint64_t cluster)
 }
 
 /* n clusters in a row, counted as used from here on. */
+SUSPENDS
 static int take_clusters(struct rebuild *r, uint64_t n, uint64_t *ret_off)
 {
-    const struct blk *blk = r->scan.blk;
+    struct blk *blk = r->scan.blk;
     unsigned bits = r->hdr->cluster_bits;
     uint64_t first = r->cursor, have = 0;
 
@@ -59,8 +60,12 @@ static int take_clusters(struct rebuild *r, uint64_t n, uint64_t *ret_off)
             have++;
         }
     }
-    if (blk->fixed_len && (first + n) << bits > blk->len)
-        return -ENOSPC;
+    if (blk->fixed_len && (first + n) << bits > blk->len) {
+        int rc = blk_is_extendable(blk) ? blk_extend(blk, (first + n) << bits, NULL) : -ENOSPC;
+
+        if (rc < 0)
+            return rc;
+    }
     if (first + n > r->scan.nr_clusters) {
         int rc = refscan_grow(&r->scan, first + n);
 
@@ -118,6 +123,7 @@ static bool block_is_needed(const struct rebuild *r, uint64_t index)
 }
 
 /* Gives a place to every block that covers a cluster in use, those of blocks included. */
+SUSPENDS
 static int place_blocks(struct rebuild *r)
 {
     bool changed = true;
@@ -140,6 +146,7 @@ static int place_blocks(struct rebuild *r)
     return 0;
 }
 
+SUSPENDS
 static int place_structure(struct rebuild *r)
 {
     const struct qcow2_header *hdr = r->hdr;

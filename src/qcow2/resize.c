@@ -68,8 +68,9 @@ SUSPENDS static int grow_l1(struct image *img, uint64_t entries, struct err *err
     if (!l1)
         return err_errno(err, -ENOMEM, "grow L1 table");
     int rc = image_flush(img); /* then no entry is pending in the old place */
-    if (rc == 0)
-        rc = alloc_contiguous(img, nr, &run);
+    while (rc == 0 && (rc = alloc_contiguous(img, nr, &run)) == -ENOBUFS)
+        if ((rc = grow_wait(img, false)) < 0)
+            return err_errno(err, rc, "grow L1 table");
     if (rc < 0)
         return err_errno(err, rc, "grow L1 table");
     memcpy(l1, img->l1, img->hdr.l1_entries * 8ull);

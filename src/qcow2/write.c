@@ -312,6 +312,11 @@ SUSPENDS static int write_new(struct image *img, struct slice *s, uint64_t guest
     return rc;
 }
 
+int write_wait_room(struct image *img, unsigned flags, int rc)
+{
+    return rc == -ENOBUFS && !(flags & IMAGE_NO_WAIT) ? grow_wait(img, false) : rc;
+}
+
 static bool write_is_durable(const struct image *img, const struct slice *s, uint64_t guest_off)
 {
     return slice_is_clean(s) && !(img->l1[l1_index(img, guest_off)] & L1_PENDING);
@@ -331,7 +336,7 @@ SUSPENDS static int write_in_place(struct image *img, const struct slice *s, uin
     return rc;
 }
 
-/* Behind a miss, or where there is something to allocate. */
+/* Behind a miss, or where there is something to allocate. *ret_done 0: look again. */
 SUSPENDS static int write_slow(struct image *img, uint64_t guest_off, uint64_t len,
                                struct iov_iter *iov, unsigned flags,
                                const struct image_below *below, bool *ret_durable,
@@ -350,7 +355,7 @@ SUSPENDS static int write_slow(struct image *img, uint64_t guest_off, uint64_t l
         rc = map_pin(img, guest_off, &s);
     if (rc < 0) {
         room_drop(img, &room);
-        return rc;
+        return write_wait_room(img, flags, rc);
     }
     *ret_done = map_in_place(img, s, guest_off, len, &host_off);
     if (*ret_done) {
@@ -361,7 +366,7 @@ SUSPENDS static int write_slow(struct image *img, uint64_t guest_off, uint64_t l
     }
     room_drop(img, &room);
     cache_put(img, s);
-    return rc;
+    return write_wait_room(img, flags, rc);
 }
 
 int write_range(struct image *img, uint64_t guest_off, uint64_t len, struct iov_iter *iov,

@@ -28,7 +28,9 @@ enum zero_mode {
 struct zero_op {
     uint64_t start, end; /* guest; whole units (subclusters) */
     enum zero_mode mode;
-    bool covers; /* something lies below: unallocated does not read as zero */
+    bool covers;    /* something lies below: unallocated does not read as zero */
+    bool advisory;  /* what cannot be done is left out */
+    unsigned flags; /* the request's */
     const struct image_below *below;
 };
 
@@ -227,6 +229,10 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
             cache_put(img, s);
         }
         room_drop(img, &room);
+        if (rc == -ENOBUFS && op->advisory) /* it would take space, a table, and give none */
+            rc = 0;
+        else if (rc == -ENOBUFS && (rc = write_wait_room(img, op->flags, rc)) == 0)
+            continue;
         if (rc < 0)
             return rc;
         at += done ? n : 0;
@@ -238,7 +244,7 @@ SUSPENDS static int zero_entries(struct image *img, const struct zero_op *op)
 
 /* As data, but not where zeroes are read already. */
 SUSPENDS static int write_zeroes(struct image *img, uint64_t guest_off, uint64_t len,
-                                 const struct image_below *below)
+                                 unsigned flags, const struct image_below *below)
 {
     bool durable;
 
@@ -248,7 +254,7 @@ SUSPENDS static int write_zeroes(struct image *img, uint64_t guest_off, uint64_t
         int rc = 0;
 
         if (!cow_is_zero(img, guest_off, n, below))
-            rc = write_range(img, guest_off, n, &it, 0, below, &durable);
+            rc = write_range(img, guest_off, n, &it, flags & IMAGE_NO_WAIT, below, &durable);
         if (rc < 0)
             return rc;
         guest_off += n;
@@ -273,7 +279,7 @@ SUSPENDS static int zero_subclusters(struct image *img, const struct zero_op *op
         return rc;
     /* a claim is not needed to look: no cluster ever becomes compressed here */
     if (ext.kind == EXTENT_COMPRESSED)
-        return write_zeroes(img, op->start, len, below);
+        return write_zeroes(img, op->start, len, op->flags, below);
     return zero_entries(img, op);
 }
 
@@ -317,20 +323,21 @@ SUSPENDS static int zero_range(struct image *img, uint64_t guest_off, uint64_t l
         .end = align_down(end, unit),
         .mode = flags & BLK_MAY_UNMAP ? unmap_mode(img, true) : ZERO_KEEP,
         .covers = has_below(img, below),
+        .flags = flags,
         .below = below,
     };
 
     if (end == img->hdr.virtual_len)
         op.end = align_up(end, img->hdr.cluster_size); /* nothing but zeroes behind the end */
     if (img->hdr.version < 3 && (op.covers || keeps_place(op.mode)))
-        return write_zeroes(img, guest_off, len, below);
+        return write_zeroes(img, guest_off, len, flags, below);
     if (op.start >= MIN(op.end, end))
-        return write_zeroes(img, guest_off, len, below);
-    int rc = write_zeroes(img, guest_off, op.start - guest_off, below);
+        return write_zeroes(img, guest_off, len, flags, below);
+    int rc = write_zeroes(img, guest_off, op.start - guest_off, flags, below);
     if (rc == 0)
         rc = zero_units(img, op, below);
     if (rc == 0 && end > op.end)
-        rc = write_zeroes(img, op.end, end - op.end, below);
+        rc = write_zeroes(img, op.end, end - op.end, flags, below);
     return rc;
 }
 
@@ -361,6 +368,7 @@ int image_discard(struct image *img, uint64_t guest_off, uint64_t len,
         .end = end == img->hdr.virtual_len ? align_up(end, cs) : align_down(end, cs),
         .mode = unmap_mode(img, false),
         .covers = has_below(img, below),
+        .advisory = true,
         .below = below,
     };
     struct image_req req;

@@ -66,6 +66,18 @@ SUSPENDS static int keep_preallocate(struct blk *blk, uint64_t off, uint64_t len
     return seen(blk, blk_preallocate(child_of(blk), off, len));
 }
 
+SUSPENDS static int keep_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err *err)
+{
+    struct keep *k = keep_of(blk);
+    int rc = k->opts.extend(k->opts.ctx, &len);
+
+    if (rc < 0)
+        return err_errno(err, rc, "extend");
+    *ret_len = len;
+    CHECK_THAT(*ret_len <= k->child->len);
+    return 0;
+}
+
 static int keep_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino)
 {
     *ret_dev = 1;
@@ -87,6 +99,7 @@ static const struct blk_ops keep_ops = {
     .discard = keep_discard,
     .resize = keep_resize,
     .preallocate = keep_preallocate,
+    .extend = keep_extend,
     .identity = keep_identity,
     .close = keep_close,
 };
@@ -98,7 +111,8 @@ struct blk *keep_new_as(struct blk *child, const struct keep_opts *opts)
     CHECK_THAT(k && blk_init(&k->blk, &keep_ops, child->name) == 0);
     k->child = child;
     k->opts = *opts;
-    k->blk.len = child->len;
+    k->blk.len = opts->len ? opts->len : child->len;
+    k->blk.extendable = opts->extend;
     k->blk.align = child->align;
     k->blk.mem_align = child->mem_align;
     k->blk.io_unit = child->io_unit;
