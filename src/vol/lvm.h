@@ -147,8 +147,8 @@ SUSPENDS int lvm_refresh(struct lvm *lvm, const char *const *names, struct err *
 /* ---- lvm_head.c: the first bytes of LVs that need not be active (many: lvm_head.h) ---- */
 /*
  * Reads len bytes (a multiple of 4096, buf aligned to 4096) as they are on disk now: through the
- * node root/NAME if this host has the LV active, else from its PV. Never from a cache: another host
- * may have written there.
+ * node root/NAME if there is one that is this LV's, else from its PV. Never from a cache: another
+ * host may have written there.
  *
  * Errors   -ENODATA neither is possible: the LV has to be activated.   -EIO and the like of reads.
  */

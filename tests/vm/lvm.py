@@ -4,7 +4,7 @@ What must hold: an LV that one host has exclusively cannot be activated, renamed
 -EBUSY; shared, it is extended only as such, and the other host has to refresh; without its lock manager a host changes
 nothing (-EAGAIN) and knows that what it reads may be half done.
 
-  lvm.py [PROGRAMS] [--lockd]     folder of vol_lvm_dm and lvm_prog (else beside $VARVE); --lockd: the second part alone
+  lvm.py [PROGRAMS] [--lockd]     folder of vol_lvm_dm, vol_lvm_heads and lvm_prog (else beside $VARVE); --lockd: the second part alone
 """
 import os, sys
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -49,10 +49,11 @@ def length(host, name):
 
 
 def real_devices():
-    with Bench(memory=700, programs=[PROGRAMS + '/vol_lvm_dm']) as b:
+    with Bench(memory=700, programs=[PROGRAMS + '/vol_lvm_dm', PROGRAMS + '/vol_lvm_heads']) as b:
         b[1].put(HERE + '/../lib/lvm', '/root/lvm')
         b[1].run('modprobe -a dm-mod loop; mkdir -p /var/tmp')
-        print(b[1].run('VARVE_TEST_LVM_DIR=/root/lvm vol_lvm_dm', limit=400).strip())
+        for program in 'vol_lvm_dm', 'vol_lvm_heads':
+            print(b[1].run('VARVE_TEST_LVM_DIR=/root/lvm ' + program, limit=400).strip())
 
 
 def start_lockd(host):

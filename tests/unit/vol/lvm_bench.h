@@ -27,7 +27,7 @@ extern char bench_devices[3][32]; /* 2 GiB and 200 MiB; "vt" is on the first */
 SUSPENDS void bench_begin(void);
 /* The kernel can activate LVs. */
 bool bench_has_dm(void);
-/* Loop devices in their place (tests/lib/lvm/loops.sh), until the program ends. */
+/* Loop devices in their place (tests/lib/lvm/loops.py), until the program ends. */
 void bench_stand_in(void);
 /* A loop device more, as bench_devices[i]; it goes with this process. */
 void bench_loop(unsigned i, const char *size);

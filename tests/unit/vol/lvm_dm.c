@@ -1,6 +1,6 @@
 /*
  * LVs that are active: devices, their nodes, what is in use. Without device-mapper in the kernel
- * the stand-in of tests/lib/lvm/loops.sh has to behave the same, as far as it goes.
+ * the stand-in of tests/lib/lvm/loops.py has to behave the same, as far as it goes.
  */
 #include <fcntl.h>
 #include <linux/fs.h>
