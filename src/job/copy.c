@@ -144,7 +144,7 @@ static bool is_zero(const struct extent *ext)
 
 static bool is_there(const struct conversion *c, const struct extent *ext)
 {
-    return c->opts->until && ext->kind == EXTENT_UNALLOCATED;
+    return (c->opts->until || c->opts->keep_holes) && ext->kind == EXTENT_UNALLOCATED;
 }
 
 SUSPENDS static int convert_map(struct conversion *c, uint64_t off, uint64_t len,

@@ -119,6 +119,7 @@ struct copy_opts {
     bool target_is_zero; /* zero ranges need no write */
     struct layer
         *until;        /* what this one and those below it have is in dst already; NULL: nothing */
+    bool keep_holes;   /* what src has nothing of shows what dst stands on, and is left alone */
     uint64_t min_zero; /* detect runs of zero bytes in data of at least so many; 0 = off */
     uint64_t speed;    /* bytes a second; 0 = unlimited */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);

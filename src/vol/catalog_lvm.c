@@ -143,8 +143,6 @@ int catalog_scan_lvm(struct catalog *cat, struct err *err) SUSPENDS_UNCHECKED
     struct lvm_store *s = lvm_store_of(cat->images);
     struct lv_files files = {0};
 
-    if (!s->locked) /* others may have changed something */
-        lvm_dir_forget(&s->dir);
     int rc = lvm_store_look(s, err);
     if (rc == 0)
         rc = read_heads(cat, &s->dir, &files, err);
@@ -154,5 +152,27 @@ int catalog_scan_lvm(struct catalog *cat, struct err *err) SUSPENDS_UNCHECKED
         if (files.heads[i].rc == 0)
             head_fini(&files.heads[i].head);
     free(files.heads);
+    return rc;
+}
+
+int cvol_activate(const struct catalog *cat, const struct cvol *vol, struct err *err)
+{
+    struct lvm_store *s = lvm_store_of(cat->images);
+    VEC(const char *) names = {0};
+    size_t steps = 0;
+    int rc = 0;
+
+    if (!s)
+        return 0;
+    for (const struct cfile *f = vol->current; f && rc == 0 && steps < cat->files.len;
+         f = f->parent, steps++)
+        rc = vec_push(&names, f->name);
+    vec_for_each(it, &vol->snaps)
+        if (rc == 0)
+            rc = vec_push(&names, (*it)->name);
+    if (rc == 0)
+        rc = vec_push(&names, NULL);
+    rc = rc < 0 ? err_set(err, rc, "out of memory") : lvm_store_activate(s, names.data, err);
+    vec_free(&names);
     return rc;
 }

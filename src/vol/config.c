@@ -249,6 +249,27 @@ static int set_thin_chunk(struct parser *p, const char *value)
     return 0;
 }
 
+/* As the program that Proxmox gives it to reads it: bytes a second, a sign says how exactly. */
+static int set_saferemove_rate(struct parser *p, const char *name, const char *value)
+{
+    const char *number = value + (*value == '-');
+
+    if (parse_bytes(number, &p->section->saferemove_rate) < 0)
+        return add_error(p, "%s '%s' is not a number of bytes a second", name, value);
+    return 0;
+}
+
+/* MiB */
+static int set_saferemove_step(struct parser *p, const char *name, const char *value)
+{
+    static const char *const steps[] = {"1", "2", "4", "8", "16", "32", NULL};
+
+    if (!one_of(value, steps))
+        return add_error(p, "%s '%s' is none of 1, 2, 4, 8, 16, 32 (MiB)", name, value);
+    p->section->saferemove_step = strtoull(value, NULL, 10) * MIB;
+    return 0;
+}
+
 static int set_lock(struct parser *p, const char *name, const char *value)
 {
     static const char *const locks[] = {"none", "flock", NULL};
@@ -303,6 +324,12 @@ static int set_key(struct parser *p, enum config_key key, const char *name, cons
         return set_thin_chunk(p, value);
     case KEY_BWLIMIT:
         return set_bwlimit(p, value);
+    case KEY_SAFEREMOVE:
+        return set_bool(p, name, value, &s->saferemove);
+    case KEY_SAFEREMOVE_RATE:
+        return set_saferemove_rate(p, name, value);
+    case KEY_SAFEREMOVE_STEP:
+        return set_saferemove_step(p, name, value);
     case KEY_OTHER:
     case KEY_UNKNOWN:
         break;

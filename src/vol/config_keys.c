@@ -22,6 +22,9 @@ static const struct {
     {"lock", KEY_LOCK},
     {"thin-chunk", KEY_THIN_CHUNK},
     {"bwlimit", KEY_BWLIMIT},
+    {"saferemove", KEY_SAFEREMOVE},
+    {"saferemove_throughput", KEY_SAFEREMOVE_RATE},
+    {"saferemove-stepsize", KEY_SAFEREMOVE_STEP},
 };
 
 static const char *const others[] = {
@@ -46,9 +49,6 @@ static const char *const others[] = {
     "password",
     "port",
     "prune-backups",
-    "saferemove",
-    "saferemove-stepsize",
-    "saferemove_throughput",
     "server",
     "share",
     "shared",

@@ -20,6 +20,9 @@ enum config_key {
     KEY_LOCK,
     KEY_THIN_CHUNK,
     KEY_BWLIMIT,
+    KEY_SAFEREMOVE,
+    KEY_SAFEREMOVE_RATE,
+    KEY_SAFEREMOVE_STEP,
 };
 enum config_key config_key_find(const char *name);
 

@@ -50,19 +50,27 @@ static int choose_format(const struct vol_name *name, const char *format, const 
     return 0;
 }
 
+int pool_preallocation(const struct pool *pool, const char *chosen, enum qcow2_prealloc *ret,
+                       struct err *err)
+{
+    const char *prealloc = chosen ? chosen : pool->preallocation;
+    /* a preallocated cluster of a device has to be told from what was there before: nothing gained
+     */
+    const char *usual = pool->type == POOL_LVM ? "off" : "metadata";
+
+    return choose_prealloc(prealloc ? prealloc : usual, ret, err);
+}
+
 static int fill_opts(struct new_volume *nv, const struct vol_create_opts *opts, struct err *err)
 {
     const struct pool *pool = nv->op->pool;
-    const char *prealloc = opts->preallocation ? opts->preallocation : pool->preallocation;
     uint64_t cluster = opts->cluster_size ? opts->cluster_size : pool->cluster_size;
 
     nv->image =
         (struct image_create_opts){.version = 3, .cluster_size = cluster ? cluster : 64 * KIB};
     nv->image.extended_l2 = opts->extended_l2 >= 0 ? opts->extended_l2 : pool->extended_l2 == 1;
-    nv->prealloc_chosen = prealloc;
-    /* a preallocated cluster of a device has to be told from what was there before: nothing gained */
-    const char *usual = pool->type == POOL_LVM ? "off" : "metadata";
-    return choose_prealloc(prealloc ? prealloc : usual, &nv->image.prealloc, err);
+    nv->prealloc_chosen = opts->preallocation || pool->preallocation;
+    return pool_preallocation(pool, opts->preallocation, &nv->image.prealloc, err);
 }
 
 int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,
@@ -144,9 +152,10 @@ SUSPENDS static int write_zeroes(struct blk *blk, uint64_t len)
 SUSPENDS static int zero_device(const struct new_volume *nv, struct blk *blk)
 {
     const struct vol_ctx *ctx = nv->op->ctx;
+    uint64_t off = nv->filled ? MIN(nv->image.virtual_len, blk->len) : 0;
     int rc = 0;
 
-    for (uint64_t off = 0; off < blk->len && rc == 0;) {
+    while (off < blk->len && rc == 0) {
         uint64_t n = MIN(blk->len - off, ZERO_STEP);
 
         rc = blk_zero(blk, off, n, BLK_MAY_UNMAP);
@@ -213,7 +222,7 @@ SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct l
                               struct err *err)
 {
     struct chain_opts opts = {.format = nv->format, .writable = true};
-    struct copy_opts copy = {.target_is_zero = !until,
+    struct copy_opts copy = {.target_is_zero = !until && !nv->filled,
                              .until = until,
                              .min_zero = 4096,
                              .speed = nv->op->pool->bwlimit,
@@ -237,6 +246,8 @@ SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct l
 
 int new_volume_fill(struct new_volume *nv, struct chain *src, struct err *err)
 {
+    /* zeroes are written once, with the rest */
+    nv->filled = strcmp(nv->format, "raw") == 0 && name_form(nv->tmp) == FORM_LV;
     int rc = new_volume_make(nv, chain_len(src), err);
 
     return rc == 0 ? copy_into(nv, src, NULL, err) : rc;

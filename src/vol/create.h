@@ -9,6 +9,7 @@
 
 struct new_volume {
     bool prealloc_chosen; /* by the user or the pool, not a default */
+    bool filled;          /* what it is filled with is written over all of its length */
     struct op *op;
     char vmid[16], stem[256];
     const char *format;             /* "qcow2" or "raw" */
@@ -29,6 +30,10 @@ SUSPENDS int new_volume_fill_above(struct new_volume *nv, struct chain *src, str
 /* The same for one image under a hidden name of an operation, as the pool makes new ones. */
 SUSPENDS int new_image_fill(struct op *op, const char *tmp, const char *format, struct chain *src,
                             struct err *err);
+/* What a new volume's image has allocated from the start: as chosen (NULL: nothing), else as the
+ * pool says, else what suits it. */
+int pool_preallocation(const struct pool *pool, const char *chosen, enum qcow2_prealloc *ret,
+                       struct err *err);
 int new_volume_publish(struct new_volume *nv, struct err *err); /* and the intent is gone */
 void new_volume_undo(struct new_volume *nv);
 /* "<id> <what>", the id as it is listed from now on. */

@@ -105,6 +105,9 @@ struct catalog {
 int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err);
 /* ---- catalog_lvm.c: the same of a volume group, from its report and the images' heads ---- */
 int catalog_scan_lvm(struct catalog *cat, struct err *err);
+/* The LVs of a volume, and of what it stands on, are active: one command. Nothing where they are
+ * files. */
+SUSPENDS int cvol_activate(const struct catalog *cat, const struct cvol *vol, struct err *err);
 /* catalog.c, for it: takes the file; what stands in a header is in it. */
 int catalog_add(struct catalog *cat, struct cfile *f);
 int catalog_add_stray(struct catalog *cat, const char *path, const char *why);
@@ -201,6 +204,12 @@ SUSPENDS int pool_hold(const struct pool *pool, const char *images, struct pool_
 void pool_let_go(struct pool_hold *hold); /* harmless when not held */
 /* What was activated in a volume group for an operation or a listing is no longer needed. */
 SUSPENDS void pool_close(const char *images);
+
+/* ---- pool_wipe.c: LVs that are overwritten before their space is free ---- */
+struct lvm_vg;
+bool pool_wipe_is_due(const struct lvm_vg *vg); /* by this host */
+/* As the program wishes (vol_set_wiper); nothing if it has none. */
+void pool_wipe_start(const struct pool *pool);
 
 /* ---- taken.c: when snapshots were taken, as the time of their files ---- */
 struct timespec taken_now(void);

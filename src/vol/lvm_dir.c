@@ -226,25 +226,75 @@ SUSPENDS static int run_rename(struct lvm_dir *dir, struct lvm_lv *lv, const cha
 }
 
 /* "open" is what the kernel of one host knows. */
-static void gone_prefix(char *text, size_t len)
+static void hidden_prefix(const char *kind, char text[48])
 {
     struct utsname host = {0};
 
     (void)uname(&host);
-    snprintf(text, len, LVM_DIR_GONE "%08x-", (unsigned)text_hash(host.nodename));
+    snprintf(text, 48, "%s%08x-", kind, (unsigned)text_hash(host.nodename));
 }
 
 bool lvm_dir_is_gone(const struct lvm_lv *lv)
 {
-    return tag_value(lv->name, LVM_DIR_GONE) != NULL;
+    return tag_value(lv->name, LVM_DIR_GONE) || lvm_dir_is_to_wipe(lv);
 }
+
+/* ---- what is to be wiped ---- */
+
+bool lvm_dir_is_to_wipe(const struct lvm_lv *lv)
+{
+    return tag_value(lv->name, LVM_DIR_WIPE) && lvm_dir_is_ours(lv);
+}
+
+bool lvm_dir_is_to_wipe_here(const struct lvm_lv *lv)
+{
+    char prefix[48];
+
+    hidden_prefix(LVM_DIR_WIPE, prefix);
+    return tag_value(lv->name, prefix) && lvm_dir_is_ours(lv);
+}
+
+static const char *wiped_tag(const struct lvm_lv *lv)
+{
+    vec_for_each(tag, &lv->tags)
+        if (tag_value(*tag, LVM_DIR_WIPED))
+            return *tag;
+    return NULL;
+}
+
+/* Nothing that is odd is believed: it would leave data where it is. */
+uint64_t lvm_dir_wiped(const struct lvm_lv *lv)
+{
+    const char *tag = wiped_tag(lv);
+    char *end = NULL;
+    uint64_t v = tag ? strtoull(tag + strlen(LVM_DIR_WIPED), &end, 10) : 0;
+
+    return tag && !*end && v <= lv->len ? v : 0;
+}
+
+int lvm_dir_set_wiped(struct lvm_dir *dir, struct lvm_lv *lv, uint64_t bytes, struct err *err)
+{
+    struct step s = {.lvs = {lv}};
+    const char *old = wiped_tag(lv);
+    char text[24];
+
+    if (old && lvm_dir_wiped(lv) == bytes)
+        return 0;
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)bytes);
+    put(dir, s.add, LVM_DIR_WIPED, text);
+    if (old)
+        put(dir, s.del, "", old);
+    return run_tags(dir, &s, err);
+}
+
+/* ---- LVs that go ---- */
 
 /* As a file that is unlinked while somebody has it open. */
 SUSPENDS static int hide(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
 {
     char name[80];
 
-    gone_prefix(name, sizeof(name));
+    hidden_prefix(dir->wipe ? LVM_DIR_WIPE : LVM_DIR_GONE, name);
     size_t used = strlen(name);
     snprintf(name + used, sizeof(name) - used, "%.16s", lv->uuid);
     return run_rename(dir, lv, name, err);
@@ -253,7 +303,7 @@ SUSPENDS static int hide(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err
 SUSPENDS static int run_remove(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
 {
     crash_point("lvm-dir-remove");
-    if (lv->open == LVM_YES)
+    if (lv->open == LVM_YES || dir->wipe)
         return hide(dir, lv, err);
     _cleanup_(freep) char *uuid = strdup(lv->uuid);
     int rc = lvm_remove(&dir->lvm, (const char *const[]){lv->name, NULL}, err);
@@ -272,7 +322,7 @@ int lvm_dir_sweep(struct lvm_dir *dir, struct err *err)
     char prefix[48];
     int rc = lvm_dir_load(dir, err);
 
-    gone_prefix(prefix, sizeof(prefix));
+    hidden_prefix(LVM_DIR_GONE, prefix);
     if (rc < 0)
         return rc;
     vec_for_each(lv, &dir->vg->lvs) {

@@ -30,10 +30,15 @@
 #define LVM_DIR_GUEST "pve-vm-" /* + the guest's number: Proxmox's tag */
 #define LVM_DIR_ALSO  "varve-also="
 #define LVM_DIR_TAKES "varve-takes="
-#define LVM_DIR_GONE  ".varve-gone-" /* + host + UUID */
+#define LVM_DIR_GONE  ".varve-gone-" /* + host + UUID: unlinked while it was open */
+#define LVM_DIR_WIPE  ".varve-wipe-" /* + host + UUID: unlinked, to be overwritten before it goes  \
+                                      */
+#define LVM_DIR_WIPED "varve-wiped=" /* tag of such an LV: so many bytes from its front are zero   \
+                                      */
 
 struct lvm_dir {
     struct lvm lvm;    /* filled by the caller */
+    bool wipe;         /* by the caller: no LV is removed before it was overwritten */
     struct lvm_vg *vg; /* the last report, and what was changed since; NULL: it has to be read */
     VEC(char *) owned; /* names of LVs, and what steps are made of */
 };
@@ -59,12 +64,21 @@ SUSPENDS int lvm_dir_link(struct lvm_dir *dir, const char *old, const char *new,
  * Two names of one LV: `old` goes. -ENOENT. */
 SUSPENDS int lvm_dir_rename(struct lvm_dir *dir, const char *old, const char *new, struct err *err);
 /* The name goes, with its last one the LV; one that is open is renamed to a hidden name until
- * nobody has it open (lvm_dir_sweep). Of none it is success. */
+ * nobody has it open (lvm_dir_sweep), and with dir->wipe each is until it was wiped
+ * (pool_wipe.c). Of none it is success. */
 SUSPENDS int lvm_dir_unlink(struct lvm_dir *dir, const char *name, struct err *err);
 /* Removes what was unlinked on this host while it was open, and is no longer. */
 SUSPENDS int lvm_dir_sweep(struct lvm_dir *dir, struct err *err);
-/* "the LV is such a one": no volume any more. */
+/* "the LV is such a one", or waits to be wiped: no volume any more. */
 bool lvm_dir_is_gone(const struct lvm_lv *lv);
+/* It waits to be wiped; by this host, which knows whether it is open. */
+bool lvm_dir_is_to_wipe(const struct lvm_lv *lv);
+bool lvm_dir_is_to_wipe_here(const struct lvm_lv *lv);
+/* So many bytes of it are zero already. */
+uint64_t lvm_dir_wiped(const struct lvm_lv *lv);
+/* Notes that in a tag. The LV is one of the report's. */
+SUSPENDS int lvm_dir_set_wiped(struct lvm_dir *dir, struct lvm_lv *lv, uint64_t bytes,
+                               struct err *err);
 /* Finishes renames that were cut off. */
 SUSPENDS int lvm_dir_settle(struct lvm_dir *dir, struct err *err);
 

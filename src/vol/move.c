@@ -10,6 +10,9 @@
  *   6 (--delete) intent "move-out" removed
  *   7 unlink the hidden names, intent removed
  *
+ * Between directories files are copied as they are; where a volume group is at one end, each image
+ * is made anew (move_image.c). Names differ then: each intent has those of its own side.
+ *
  * The target is decided by its current element: with its name there the move is finished.
  *
  * Both intents bear one id. "move-out" begins later and ends earlier than "move-in", so it always
@@ -43,20 +46,21 @@ static int plan_target(struct move *m, struct err *err)
 {
     const struct pool *pool = m->dst.pool;
     const struct cvol *vol = m->vol;
+    const char *vmid = m->there->vmid;
     int rc = 0;
 
     if (!pool->images && !pool->rootdir)
         rc = err_set(err, -EPERM, "the storage '%s' is not for volumes: its content is '%s'",
                      pool->id, pool->content ? pool->content : "");
     if (rc == 0)
-        rc = catalog_check_new_vol(m->dst.cat, vol->vmid, vol->stem, err);
+        rc = catalog_check_new_vol(m->dst.cat, vmid, vol->stem, err);
     vec_for_each(it, &vol->snaps) {
         if (rc == 0)
-            rc = catalog_check_new_snap_file(m->dst.cat, vol->vmid, vol->stem, (*it)->snap, err);
+            rc = catalog_check_new_snap_file(m->dst.cat, vmid, vol->stem, (*it)->snap, err);
     }
     if (rc < 0)
         return rc;
-    m->dir = *vol->vmid ? path_join(m->dst.images, vol->vmid) : strdup(m->dst.images);
+    m->dir = *vmid ? path_join(m->dst.images, vmid) : strdup(m->dst.images);
     return m->dir ? move_plan_files(m, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
@@ -67,12 +71,12 @@ static uint64_t slower(uint64_t a, uint64_t b)
 
 /* ---- steps ---- */
 
-static json_t *file_names(const struct move *m)
+static json_t *file_names(const struct move *m, bool there)
 {
     json_t *files = json_array();
 
     vec_for_each(f, &m->files)
-        json_array_append_new(files, json_string(f->src->name));
+        json_array_append_new(files, json_string(there ? strrchr(f->to, '/') + 1 : f->src->name));
     return files;
 }
 
@@ -85,9 +89,9 @@ static int write_intent(struct move *m, struct err *err)
     if (rc < 0)
         return rc;
     return op_intent(&m->dst, "move-in",
-                     json_pack("{s:[{s:s, s:s}], s:s, s:b, s:o}", "vols", "vmid", m->vol->vmid,
+                     json_pack("{s:[{s:s, s:s}], s:s, s:b, s:o}", "vols", "vmid", m->there->vmid,
                                "stem", m->vol->stem, "source", m->src.pool->id, "delete", m->delete,
-                               "files", file_names(m)),
+                               "files", file_names(m, true)),
                      err);
 }
 
@@ -97,7 +101,8 @@ static int write_source_intent(struct move *m, struct err *err)
     snprintf(m->src.id, sizeof(m->src.id), "%s", m->dst.id);
     return op_intent(&m->src, "move-out",
                      json_pack("{s:[{s:s, s:s}], s:s, s:o}", "vols", "vmid", m->vol->vmid, "stem",
-                               m->vol->stem, "target", m->dst.pool->id, "files", file_names(m)),
+                               m->vol->stem, "target", m->dst.pool->id, "files",
+                               file_names(m, false)),
                      err);
 }
 
@@ -133,7 +138,7 @@ static void undo(struct move *m)
     if (drop_hidden(m, NULL) < 0 || (m->src.intent && op_done(&m->src, NULL) < 0))
         return;
     op_done(&m->dst, NULL);
-    if (*m->vol->vmid)
+    if (*m->there->vmid)
         rmdir(m->dir); /* stays if anything is in it */
 }
 
@@ -188,7 +193,7 @@ static void say_done(struct move *m)
     _cleanup_(freep) char *id = NULL;
 
     if (catalog_scan(m->dst.pool, &cat, NULL) == 0) {
-        const struct cvol *vol = catalog_vol(cat, m->vol->vmid, m->vol->stem, m->vol->format);
+        const struct cvol *vol = catalog_vol(cat, m->there->vmid, m->vol->stem, m->vol->format);
 
         id = vol ? cvol_id(cat, vol) : NULL;
     }
@@ -196,9 +201,9 @@ static void say_done(struct move *m)
            m->delete ? "moved" : "copied; the source is still there");
 }
 
-SUSPENDS static int move_to(struct move *m, const struct vol_name *name, struct err *err)
+SUSPENDS static int move_to(struct move *m, struct err *err)
 {
-    int rc = op_begin(m->ctx, name->pool, name, 1, &m->dst, err);
+    int rc = op_begin(m->ctx, m->there->pool, m->there, 1, &m->dst, err);
 
     if (rc < 0)
         return rc;
@@ -206,9 +211,10 @@ SUSPENDS static int move_to(struct move *m, const struct vol_name *name, struct 
                                    .speed = slower(m->src.pool->bwlimit, m->dst.pool->bwlimit)};
     rc = plan_target(m, err);
     if (rc == 0 && m->ctx->dry_run)
-        op_say(m->ctx, "would copy '%s' and %zu snapshots, %llu MiB, to '%s'%s",
-               m->vol->current->path, m->vol->snaps.len, (unsigned long long)m->meter.total >> 20,
-               m->dir, m->delete ? " and delete them here" : "");
+        op_say(m->ctx, "would copy '%s' and %zu snapshots, %s%llu MiB, to '%s'%s",
+               m->vol->current->path, m->vol->snaps.len, m->as_images ? "at most " : "",
+               (unsigned long long)m->meter.total >> 20, m->dir,
+               m->delete ? " and delete them here" : "");
     else if (rc == 0)
         rc = run(m, err);
     if (rc == 0 && !m->ctx->dry_run)
@@ -217,6 +223,19 @@ SUSPENDS static int move_to(struct move *m, const struct vol_name *name, struct 
     free(m->dir);
     op_end(&m->dst);
     return rc;
+}
+
+static int plan_name(struct move *m, const struct vol_name *name, const char *pool, struct err *err)
+{
+    const struct pool *to;
+    int rc = config_pool(m->ctx->cfg, pool, &to, err);
+
+    if (rc < 0)
+        return rc;
+    *m->there = *name;
+    snprintf(m->there->pool, sizeof(m->there->pool), "%s", pool);
+    m->as_images = m->src.pool->type == POOL_LVM || to->type == POOL_LVM;
+    return move_name_there(m->src.pool, to, name->vmid, name->name, m->there, err);
 }
 
 int vol_move(const struct vol_ctx *ctx, const struct vol_name *name, const char *pool,
@@ -230,17 +249,17 @@ int vol_move(const struct vol_ctx *ctx, const struct vol_name *name, const char 
     if (strcmp(name->pool, pool) == 0)
         return err_set(err, -EINVAL, "the volume is in the storage '%s': see 'varve rename'", pool);
     m->ctx = ctx;
+    m->there = there;
     m->delete = opts->delete;
     m->flatten = opts->flatten;
     int rc = op_begin(ctx, name->pool, name, 1, &m->src, err);
     if (rc < 0)
         return rc;
     rc = plan_source(m, name, err);
-    if (rc == 0) {
-        *there = *name;
-        snprintf(there->pool, sizeof(there->pool), "%s", pool);
-        rc = move_to(m, there, err);
-    }
+    if (rc == 0)
+        rc = plan_name(m, name, pool, err);
+    if (rc == 0)
+        rc = move_to(m, err);
     op_end(&m->src);
     return rc;
 }

@@ -1,11 +1,12 @@
 /*
  * The files of a volume that is moved: what each becomes in the target, and the copying.
  *
- * A file is copied as it is, with its own data only; its backing name stays, as directories are
- * laid out in the same way, or is written anew. What the volume stands on outside of itself, a base
- * image or another volume's snapshot, has to be in the target under the same name and with the same
- * contents, which are compared: a wrong base image would damage the clone silently. Else the lowest
- * of the volume's own files are flattened: they get everything that they show.
+ * Between directories a file is copied as it is, with its own data only; its backing name stays, as
+ * directories are laid out in the same way, or is written anew. What the volume stands on outside
+ * of itself, a base image or another volume's snapshot, has to be in the target under the same name
+ * and with the same contents, which are compared: a wrong base image would damage the clone
+ * silently. Else the lowest of the volume's own files are flattened: they get everything that they
+ * show.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "rt/buf.h"
 #include "vol/create.h"
 #include "vol/move.h"
+#include "vol/store_lvm.h"
 
 #define COMPARE_BYTES MIB
 
@@ -34,18 +36,81 @@ void move_files_fini(struct move *m)
     vec_free(&m->compared);
 }
 
+/* ---- names ---- */
+
+int move_name_there(const struct pool *from, const struct pool *to, const char *vmid,
+                    const char *stem, struct vol_name *ret, struct err *err)
+{
+    bool base = stem_is_base(stem);
+    const char *number = stem + (base ? 5 : 3);
+
+    snprintf(ret->vmid, sizeof(ret->vmid), "%s", to->type == POOL_LVM ? "" : vmid);
+    if (to->type == POOL_LVM || from->type != POOL_LVM || (!base && strncmp(stem, "vm-", 3) != 0))
+        return 0;
+    size_t n = strspn(number, "0123456789");
+    if (!base && (!n || number[n] != '-'))
+        return 0;
+    snprintf(ret->vmid, sizeof(ret->vmid), "%.*s", (int)MIN(n, (size_t)15), number);
+    if (vmid_ok(ret->vmid) && number[n] == '-' && number[n + 1])
+        return 0;
+    return err_set(err, -EINVAL,
+                   "a volume of a directory cannot be called '%s': guests have numbers of 3 to 9 "
+                   "digits; see 'varve rename'",
+                   stem);
+}
+
+/* Between storages of one kind names stay; a snapshot's is put together in another way. */
+static char *name_there(const struct move *m, const struct cfile *f)
+{
+    if (m->src.pool->type == POOL_LVM && m->dst.pool->type == POOL_LVM)
+        return strdup(f->name);
+    if (!m->as_images)
+        return strdup(f->name);
+    return f->snap ? snap_file(m->dir, f->snap, f->vol->stem, f->format)
+                   : file_join(m->dir, f->stem, f->format);
+}
+
+static int check_name(const struct move *m, const struct cfile *f, struct err *err)
+{
+    _cleanup_(freep) char *stem =
+        f->snap ? snap_stem(FORM_LV, f->snap, f->vol->stem) : strdup(f->stem);
+
+    if (!stem)
+        return err_set(err, -ENOMEM, "out of memory");
+    return m->dst.pool->type == POOL_LVM ? lvm_store_check_name(m->dst.images, stem, err) : 0;
+}
+
 /* ---- plan ---- */
 
-/* The element of the target that bears the name of what a file stands on. */
-static struct cfile *find_base(const struct move *m, const struct cfile *parent)
+static struct cfile *find_element(const struct move *m, const struct cfile *f)
+{
+    _cleanup_(freep) struct vol_name *name = calloc(1, sizeof(*name));
+
+    if (!name || !f->vol ||
+        move_name_there(m->src.pool, m->dst.pool, f->vol->vmid, f->vol->stem, name, NULL) < 0)
+        return NULL;
+    const struct cvol *vol = catalog_vol(m->dst.cat, name->vmid, f->vol->stem, NULL);
+    return !vol ? NULL : f->snap ? cvol_snap(vol, f->snap) : vol->current;
+}
+
+static struct cfile *find_file(const struct move *m, const struct cfile *f)
 {
     size_t n = strlen(m->src.images);
     _cleanup_(freep) char *path = NULL;
 
-    if (!parent || strncmp(parent->path, m->src.images, n) != 0 ||
-        asprintf(&path, "%s%s", m->dst.images, parent->path + n) < 0)
+    if (strncmp(f->path, m->src.images, n) != 0 ||
+        asprintf(&path, "%s%s", m->dst.images, f->path + n) < 0)
         return NULL;
-    struct cfile *f = catalog_file(m->dst.cat, path);
+    return catalog_file(m->dst.cat, path);
+}
+
+/* The element of the target that bears the name of what a file stands on. */
+static struct cfile *find_base(const struct move *m, const struct cfile *parent)
+{
+    struct cfile *f = !parent        ? NULL
+                      : m->as_images ? find_element(m, parent)
+                                     : find_file(m, parent);
+
     return f && f->vol && !f->vol->broken && !f->deleting && (f->snap || f->vol->base) ? f : NULL;
 }
 
@@ -62,12 +127,14 @@ static int plan_base(struct move *m, struct moved_file *f, struct err *err)
                        "copy its data into the volume with --flatten",
                        f->src->name, f->src->backing_path, m->dst.pool->id);
     f->backing = path_relative(m->dir, base->path);
+    f->backing_format = base->format;
     return f->backing ? 0 : err_set(err, -ENOMEM, "out of memory");
 }
 
 static int plan_file(struct move *m, const struct cfile *src, unsigned i, struct err *err)
 {
-    struct moved_file f = {.src = src, .to = path_join(m->dir, src->name)};
+    _cleanup_(freep) char *name = name_there(m, src);
+    struct moved_file f = {.src = src, .to = name ? path_join(m->dir, name) : NULL};
     char what[16];
 
     snprintf(what, sizeof(what), "%u", i);
@@ -79,11 +146,16 @@ static int plan_file(struct move *m, const struct cfile *src, unsigned i, struct
     }
     if (src->special)
         return err_set(err, -ENOTSUP, "'%s' %s: it cannot be moved", src->path, src->special);
+    int rc = check_name(m, src, err);
+    if (rc < 0)
+        return rc;
     struct moved_file *added = &m->files.data[m->files.len - 1];
     if (src->backing && !(src->parent && src->parent->vol == m->vol))
         return plan_base(m, added, err);
-    if (src->backing)
-        added->backing = strdup(src->parent->name);
+    if (src->backing) {
+        added->backing = name_there(m, src->parent);
+        added->backing_format = src->parent->format;
+    }
     return src->backing && !added->backing ? err_set(err, -ENOMEM, "out of memory") : 0;
 }
 
@@ -99,14 +171,20 @@ int move_plan_files(struct move *m, struct err *err)
     if (rc == 0)
         rc = plan_file(m, m->vol->current, i, err);
     vec_for_each(f, &m->files)
-        m->meter.total += f->flatten ? 0 : (uint64_t)f->src->st.st_blocks * 512;
+        m->meter.total += f->flatten     ? 0
+                          : m->as_images ? f->src->virtual_len
+                                         : (uint64_t)f->src->st.st_blocks * 512;
     return rc;
 }
 
 int move_hold_files(struct move *m, struct err *err)
 {
-    int rc = overlay_settle(m->vol->current->path, m->vol->current->format, err);
+    int rc = 0;
 
+    vec_for_each(f, &m->files) { /* with all below it: a kill leaves a journal in a topmost one */
+        if (rc == 0 && f->src->nb_children == 0)
+            rc = overlay_settle(f->src->path, f->src->format, err);
+    }
     vec_for_each(f, &m->files) {
         if (rc == 0)
             rc = overlay_hold(f->src->path, &f->hold, err);
@@ -120,7 +198,7 @@ int move_hold_files(struct move *m, struct err *err)
 SUSPENDS static int both_zero(struct chain *a, struct chain *b, uint64_t off, uint64_t *ret)
 {
     struct chain_status sa, sb;
-    uint64_t len = chain_len(a) - off;
+    uint64_t len = MIN(chain_len(a), chain_len(b)) - off;
     int rc = chain_status(a, NULL, off, len, &sa);
 
     if (rc == 0)
@@ -147,12 +225,35 @@ SUSPENDS static int compare_piece(struct chain *a, struct chain *b, uint64_t off
     return rc;
 }
 
-SUSPENDS static int compare(const struct move *m, struct chain *a, struct chain *b, bool *ret_same)
+/* Behind the end of the shorter one the longer one has to be zero: so it reads to what stands on
+ * it.
+ */
+SUSPENDS static int compare_rest(struct chain *a, struct chain *b, bool *ret_same)
 {
-    uint64_t len = chain_len(a);
+    struct chain *longer = chain_len(a) > chain_len(b) ? a : b;
+    uint64_t off = MIN(chain_len(a), chain_len(b)), len = chain_len(longer);
     int rc = 0;
 
-    *ret_same = len == chain_len(b);
+    for (uint64_t n; rc == 0 && *ret_same && off < len; off += n) {
+        _cleanup_(buf_drop) struct buf x = {buf_get(COMPARE_BYTES), COMPARE_BYTES};
+
+        if (!x.data)
+            return -ENOMEM;
+        n = MIN(len - off, COMPARE_BYTES);
+        IOV_ITER_BUF(it, v, x.data, n);
+        rc = chain_read(longer, off, n, &it);
+        if (rc == 0)
+            *ret_same = buf_is_zero(x.data, n);
+    }
+    return rc;
+}
+
+SUSPENDS static int compare(const struct move *m, struct chain *a, struct chain *b, bool *ret_same)
+{
+    uint64_t len = MIN(chain_len(a), chain_len(b));
+    int rc = 0;
+
+    *ret_same = true;
     for (uint64_t off = 0, skip; rc == 0 && *ret_same && off < len; off += skip) {
         rc = both_zero(a, b, off, &skip);
         if (rc == 0 && skip == 0) {
@@ -162,7 +263,7 @@ SUSPENDS static int compare(const struct move *m, struct chain *a, struct chain 
         if (rc == 0 && m->ctx->progress)
             m->ctx->progress(m->ctx->ctx, off + skip, len);
     }
-    return rc;
+    return rc == 0 ? compare_rest(a, b, ret_same) : rc;
 }
 
 SUSPENDS static int compare_base(struct move *m, const struct cfile *here,
@@ -229,13 +330,8 @@ SUSPENDS static int flatten_file(struct move *m, struct moved_file *f, struct er
     return rc == 0 ? overlay_hold(f->src->path, &f->hold, err) : rc;
 }
 
-static const char *backing_format(const struct cfile *f)
-{
-    return f->parent ? f->parent->format : f->backing_format;
-}
-
 /* Owner, mode and the time at which a snapshot was taken are the source's. */
-static int copy_attributes(const struct moved_file *f, struct err *err)
+static int copy_file_attributes(const struct moved_file *f, struct err *err)
 {
     const struct stat *st = &f->src->st;
     struct timespec when = {.tv_sec = st->st_mtim.tv_sec, .tv_nsec = st->st_mtim.tv_nsec};
@@ -248,16 +344,32 @@ static int copy_attributes(const struct moved_file *f, struct err *err)
     return store_sync_file(f->tmp, err);
 }
 
+/* An LV has none but the time. */
+static int copy_image_attributes(const struct move *m, const struct moved_file *f, struct err *err)
+{
+    const struct cfile *src = f->src;
+    mode_t mode = m->src.pool->type != POOL_LVM ? src->st.st_mode & 0777
+                  : src->vol->base || (src->snap && !strcmp(src->format, "raw")) ? 0444
+                                                                                 : NEW_MODE;
+    int rc = store_set_mode(f->tmp, mode, err);
+
+    if (rc == 0 && src->snap)
+        taken_set(f->tmp, (struct timespec){src->st.st_mtim.tv_sec, src->st.st_mtim.tv_nsec});
+    return rc == 0 ? store_sync_file(f->tmp, err) : rc;
+}
+
 SUSPENDS static int copy_one(struct move *m, struct moved_file *f, struct err *err)
 {
     bool same = !f->backing || strcmp(f->backing, f->src->backing) == 0;
-    int rc = f->flatten ? flatten_file(m, f, err) : file_copy(f->src->path, f->tmp, &m->meter, err);
+    int rc = f->flatten     ? flatten_file(m, f, err)
+             : m->as_images ? move_copy_image(m, f, err)
+                            : file_copy(f->src->path, f->tmp, &m->meter, err);
 
     crash_point("move-copied");
-    if (rc == 0 && !f->flatten && !same)
-        rc = merge_set_backing(f->tmp, f->backing, backing_format(f->src), err);
+    if (rc == 0 && !f->flatten && !m->as_images && !same)
+        rc = merge_set_backing(f->tmp, f->backing, f->backing_format, err);
     if (rc == 0)
-        rc = copy_attributes(f, err);
+        rc = m->as_images ? copy_image_attributes(m, f, err) : copy_file_attributes(f, err);
     crash_point("move-durable");
     return rc;
 }

@@ -14,12 +14,15 @@ struct side {
     char *images, *dir;
     struct intent *intent;
     struct intent *own; /* the partner's: to be removed here */
+    bool partner;
     struct pool_lock lock;
 };
 
-static void side_fini(struct side *s)
+SUSPENDS static void side_fini(struct side *s)
 {
     intent_leave(s->own);
+    if (s->partner)
+        pool_close(s->images); /* the caller closes its own */
     lock_release(&s->lock);
     free(s->dir);
     free(s->images);
@@ -46,7 +49,7 @@ SUSPENDS static int find_partner(const struct vol_ctx *ctx, const struct intent 
                                  const char *pool_id, const char *op, struct side *s,
                                  struct err *err)
 {
-    const json_t *vol = first_vol(in);
+    const json_t *vol;
     bool live, gone;
     int rc = config_pool(ctx->cfg, pool_id, &s->pool, err);
 
@@ -54,6 +57,7 @@ SUSPENDS static int find_partner(const struct vol_ctx *ctx, const struct intent 
         return 0;
     if (rc == 0)
         rc = store_open(s->pool, &s->images, err);
+    s->partner = rc == 0;
     if (rc == 0)
         rc = intent_claim(s->images, in->id, &s->own, &live, err);
     if (rc < 0 || (!s->own && !live))
@@ -61,6 +65,9 @@ SUSPENDS static int find_partner(const struct vol_ctx *ctx, const struct intent 
     if (live)
         return err_set(err, -EBUSY, "a move to or from '%s' is being settled by another process",
                        pool_id);
+    vol = first_vol(s->own);
+    if (!intent_name(vol, "stem") || strchr(intent_str(vol, "vmid"), '/'))
+        return err_set(err, -EUCLEAN, "'%s' is damaged", s->own->path);
     if (intent_life(s->own, in->proof) == INTENT_UNKNOWN)
         return intent_refuse(s->own, pool_id, intent_str(vol, "vmid"), intent_str(vol, "stem"),
                              err);

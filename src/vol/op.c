@@ -181,6 +181,7 @@ void op_end(struct op *op)
 }
 
 int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, struct err *err)
+    SUSPENDS_UNCHECKED
 {
     struct cvol *vol;
     int rc = catalog_find(op->cat, name, &vol, err);
@@ -192,7 +193,7 @@ int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, str
                        name->pool, name->vmid, *name->vmid ? "/" : "", name->name, vol->broken,
                        name->pool);
     *ret = vol;
-    return 0;
+    return op->ctx->dry_run ? 0 : cvol_activate(op->cat, vol, err);
 }
 
 int op_volume_to_change(struct op *op, const struct vol_name *name, const char *what,

@@ -198,6 +198,20 @@ SUSPENDS static void lock_to_open(const struct vol_ctx *ctx, const struct pool *
         op_say(ctx, "%s; the volume is opened beside it", err_text(&err));
 }
 
+/* All at once; who opens would have them activated one by one. */
+SUSPENDS static int activate(const struct pool *pool, const struct vol_name *name, struct err *err)
+{
+    _cleanup_(catalog_freep) struct catalog *cat = NULL;
+    struct cvol *vol;
+
+    if (pool->type != POOL_LVM)
+        return 0;
+    int rc = catalog_scan(pool, &cat, err);
+    if (rc == 0 && catalog_find(cat, name, &vol, NULL) == 0)
+        rc = cvol_activate(cat, vol, err);
+    return rc;
+}
+
 int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
                       struct vol_opening **ret, struct err *err)
 {
@@ -217,6 +231,8 @@ int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
     rc = recover_all((struct recovery){ctx, pool, images, name->vmid, name->name, .start = true,
                                        .held = opening->lock.fd >= 0},
                      err);
+    if (rc == 0)
+        rc = activate(pool, name, err);
     if (rc < 0)
         vol_opening_end(opening);
     else

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include "base/check.h"
 #include "blk/blk.h"
+#include "vol/lvm_seqno.h"
 
 #define TAKEN_TAG    "varve-taken=" /* seconds since 1970 */
 #define NODE_WAIT_MS 5000u          /* for udev */
@@ -70,6 +71,7 @@ int lvm_store_open(const struct pool *pool, struct lvm_store **ret, struct err *
     if (!s || !s->root || !s->dir.lvm.vg || vec_push(&stores, s) < 0)
         return err_set(err, -ENOMEM, "out of memory");
     s->pool = pool;
+    s->dir.wipe = pool->saferemove;
     s->lock.fd = -1;
     blk_set_provider(&provider);
     *ret = s;
@@ -99,16 +101,44 @@ const char *lvm_store_name(const struct lvm_store *s, const char *path)
 /* What the report says of the VG concerns every command after it. */
 SUSPENDS static int load(struct lvm_store *s, struct err *err)
 {
+    bool there = s->dir.vg;
     int rc = lvm_dir_load(&s->dir, err);
 
-    if (rc == 0)
+    if (rc < 0)
+        return err_prefix(err, rc, "storage '%s'", s->pool->id);
+    if (!there) {
         s->dir.lvm.shared = s->dir.vg->shared;
-    return rc < 0 ? err_prefix(err, rc, "storage '%s'", s->pool->id) : 0;
+        s->seqno = s->dir.vg->seqno;
+        s->commands = s->dir.lvm.counts.commands;
+        s->fresh = true;
+    }
+    return 0;
+}
+
+/* The report is kept if nothing has changed since, by the metadata on disk. */
+SUSPENDS static int load_again(struct lvm_store *s, struct err *err)
+{
+    uint64_t now;
+
+    s->fresh = false;
+    if (!s->dir.vg || !s->seqno || lvm_seqno_read(s->dir.vg, &now) < 0 || now != s->seqno)
+        lvm_dir_forget(&s->dir);
+    return load(s, err);
+}
+
+/* At the end of a section under the lock: its changes are in the report. */
+SUSPENDS static void note_seqno(struct lvm_store *s)
+{
+    if (!s->dir.vg || s->dir.lvm.counts.commands == s->commands)
+        return;
+    s->commands = s->dir.lvm.counts.commands;
+    if (lvm_seqno_read(s->dir.vg, &s->seqno) < 0)
+        s->seqno = 0;
 }
 
 int lvm_store_look(struct lvm_store *s, struct err *err)
 {
-    return load(s, err);
+    return s->locked ? load(s, err) : load_again(s, err);
 }
 
 int lvm_store_begin(struct lvm_store *s, struct err *err)
@@ -119,15 +149,13 @@ int lvm_store_begin(struct lvm_store *s, struct err *err)
         rc = lock_pool(s->pool, s->root, &s->lock, err);
         if (rc < 0)
             return rc;
-        lvm_dir_forget(&s->dir);
     }
-    s->locked++;
-    rc = load(s, err);
+    rc = s->locked++ == 0 ? load_again(s, err) : load(s, err);
     if (rc == 0)
         rc = lvm_vg_check(s->dir.vg, err);
     if (rc == 0)
         rc = lvm_dir_settle(&s->dir, err);
-    if (rc == 0)
+    if (rc == 0 && s->fresh)
         rc = lvm_dir_sweep(&s->dir, err);
     if (rc == 0)
         rc = load(s, err);
@@ -139,6 +167,8 @@ int lvm_store_begin(struct lvm_store *s, struct err *err)
 void lvm_store_end(struct lvm_store *s)
 {
     CHECK_THAT(s->locked > 0);
+    if (s->locked == 1)
+        note_seqno(s);
     if (--s->locked == 0)
         lock_release(&s->lock);
 }
@@ -179,11 +209,21 @@ static int note_used(struct lvm_store *s, const char *uuid, struct err *err)
     return 0;
 }
 
-static void forget_used(struct lvm_store *s)
+/* An older report may have been true once. */
+static bool is_active(const struct lvm_store *s, const struct lvm_lv *lv)
 {
-    vec_for_each(it, &s->active)
-        free(*it);
-    vec_free(&s->active);
+    _cleanup_(freep) char *node = s->fresh ? NULL : path_join(s->root, lv->name);
+    struct stat st;
+
+    return lv->active == LVM_YES && (s->fresh || (node && stat(node, &st) == 0));
+}
+
+static void note_active(struct lvm_store *s, const char *const *names, size_t nr)
+{
+    for (size_t i = 0; i + 1 < nr; i++)
+        vec_for_each(lv, &s->dir.vg->lvs)
+            if (strcmp(lv->name, names[i]) == 0)
+                lv->active = LVM_YES;
 }
 
 int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err *err)
@@ -191,9 +231,7 @@ int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err
     VEC(const char *) wanted = {0};
     int rc = 0;
 
-    if (!s->locked)
-        lvm_dir_forget(&s->dir);
-    rc = load(s, err);
+    rc = s->locked ? load(s, err) : load_again(s, err);
     for (; rc == 0 && *names; names++) {
         const struct lvm_lv *lv = lvm_dir_find(&s->dir, *names);
 
@@ -201,13 +239,15 @@ int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err
             rc = err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, *names);
         else
             rc = note_used(s, lv->uuid, err);
-        if (rc == 0 && lv->active != LVM_YES && vec_push(&wanted, lv->name) < 0)
+        if (rc == 0 && !is_active(s, lv) && vec_push(&wanted, lv->name) < 0)
             rc = err_set(err, -ENOMEM, "out of memory");
     }
     if (rc == 0 && wanted.len && vec_push(&wanted, NULL) < 0)
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0 && wanted.len)
         rc = lvm_activate(&s->dir.lvm, wanted.data, LVM_PLAIN, err);
+    if (rc == 0)
+        note_active(s, wanted.data, wanted.len);
     vec_free(&wanted);
     return rc;
 }
@@ -229,13 +269,19 @@ void lvm_store_close(struct lvm_store *s)
     struct err err = {0};
 
     bool swept = s->active.len > 0 || has_gone(s);
+    lvm_dir_forget(&s->dir); /* what is open now counts */
     if (!swept || lvm_store_begin(s, &err) < 0)
         return; /* they stay active: harmless on one host, and told by `pool status` */
-    vec_for_each(it, &s->active) {
-        const struct lvm_lv *lv = find_uuid(s, *it);
+    bool wipes = pool_wipe_is_due(s->dir.vg);
+    for (size_t i = s->active.len; i-- > 0;) {
+        const struct lvm_lv *lv = find_uuid(s, s->active.data[i]);
 
-        if (lv && lv->active != LVM_NO && lv->open != LVM_YES && vec_push(&idle, lv->name) < 0)
+        if (lv && lv->open == LVM_YES)
+            continue; /* by this process, or by another that will close it */
+        if (lv && lv->active != LVM_NO && vec_push(&idle, lv->name) < 0)
             break;
+        free(s->active.data[i]);
+        vec_remove_at(&s->active, i);
     }
     if (idle.len && vec_push(&idle, NULL) == 0)
         (void)lvm_deactivate(&s->dir.lvm, idle.data,
@@ -243,7 +289,8 @@ void lvm_store_close(struct lvm_store *s)
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
     vec_free(&idle);
-    forget_used(s);
+    if (wipes)
+        pool_wipe_start(s->pool);
 }
 
 /* ---- the provider of devices ---- */

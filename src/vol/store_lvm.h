@@ -24,6 +24,10 @@ struct lvm_store {
     char owner[64];     /* tag of LVs under hidden names: whose volume the operation is on */
     VEC(char *) active; /* UUIDs of LVs that this process has activated */
     unsigned locked;    /* depth: the pool's lock is held by this process */
+    uint64_t seqno;    /* of the metadata that the report, with what was noted in it, stands for; 0:
+                          unknown */
+    unsigned commands; /* run when the report was read */
+    bool fresh;        /* what it says of this host (active, open) is of now, too */
     struct pool_lock lock;
 };
 
@@ -38,7 +42,7 @@ const char *lvm_store_name(const struct lvm_store *s, const char *path);
 /* The pool's lock and a fresh report with no rename half done; nests. -ENODEV with PVs missing. */
 SUSPENDS int lvm_store_begin(struct lvm_store *s, struct err *err);
 SUSPENDS void lvm_store_end(struct lvm_store *s);
-/* The report, read now if there is none; not settled, no lock: for looking. */
+/* The report as of now; not settled, no lock: for looking. */
 SUSPENDS int lvm_store_look(struct lvm_store *s, struct err *err);
 
 /* The volume that an operation is on. Nothing where `images` is a directory. */

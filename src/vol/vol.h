@@ -37,6 +37,9 @@ struct pool {
     char *lock;
     bool thin_given;
     uint64_t thin_chunk; /* bytes an LV begins with and grows by; 0: it has its full length */
+    bool saferemove;     /* lvm: what is removed is overwritten with zeroes first */
+    uint64_t saferemove_rate; /* bytes a second; 0: as fast as it goes */
+    uint64_t saferemove_step; /* bytes at a time; 0: what suits the rate */
 };
 struct config {
     char *file;
@@ -181,6 +184,22 @@ void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
 /* At the end of a process that had volumes of a storage open: what was activated for it, and nobody
  * has open, is deactivated. Nothing where files are not activated. */
 SUSPENDS void vol_pool_close(const struct pool *pool);
+/* Of a storage with `saferemove`: overwrites with zeroes, and then removes, the LVs that operations
+ * of this host have unlinked. One process at a time: -EBUSY after a wait of two seconds. An LV that
+ * somebody still has open is left, one that fails too, with a line. */
+struct vol_wipe_result {
+    unsigned wiped, left; /* LVs */
+    uint64_t bytes;       /* that were overwritten now */
+};
+struct vol_wipe_opts {
+    bool all_hosts; /* also what others have unlinked: none of them has it open */
+};
+SUSPENDS int vol_pool_wipe(const struct vol_ctx *ctx, const struct pool *pool,
+                           const struct vol_wipe_opts *opts, struct vol_wipe_result *ret,
+                           struct err *err);
+/* What starts that in the background at the end of an operation that has left something to wipe;
+ * NULL: nothing. Does not wait. */
+void vol_set_wiper(void (*start)(const struct pool *pool));
 struct vol_findings {    /* that are left */
     unsigned repairable; /* --repair puts them right, or will when what hinders it is gone */
     unsigned hopeless;   /* only a person can say what to do */

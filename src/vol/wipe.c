@@ -36,6 +36,8 @@ static bool may_go_on(const struct wipe *w)
 /* A step takes a quarter of a second at the rate, so that the device is not used in bursts. */
 static uint64_t step_of(const struct wipe_opts *opts)
 {
+    if (opts->step)
+        return MIN(opts->step, STEP_MAX);
     if (opts->rate == 0)
         return STEP_MAX;
     return MAX(MIN(align_down(opts->rate / 4, STEP_MIN), STEP_MAX), STEP_MIN);

@@ -18,6 +18,7 @@ struct wipe_opts {
     bool by_writes; /* zeroes are sent as data: for devices whose own zeroing is not trusted */
     bool discard;   /* what was zeroed, and flushed, is then discarded too */
     uint64_t rate;  /* bytes a second; 0: as fast as it goes */
+    uint64_t step;  /* bytes at a time, a multiple of 1 MiB; 0: what suits the rate */
     /* After each step, and while the rate is waited for: false ends it. May be NULL. `done` may
      * still be in the device's cache. */
     bool (*go_on)(void *ctx, uint64_t done, uint64_t total);
