@@ -6,6 +6,8 @@
 
 /* pool.c */
 extern const struct command command_pool_list, command_pool_status, command_pool_check;
+/* pool_wipe.c */
+extern const struct command command_pool_wipe;
 /* show.c */
 extern const struct command command_list, command_info, command_tree;
 /* volume.c */

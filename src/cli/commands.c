@@ -12,6 +12,7 @@ const struct command *const commands[] = {
     &command_pool_list,
     &command_pool_status,
     &command_pool_check,
+    &command_pool_wipe,
     &command_list,
     &command_info,
     &command_tree,

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include "chain/chain.h"
 #include "cli/volcmd.h"
+#include "cli/wiper.h"
 #include "rt/reactor.h"
 #include "rt/reactors.h"
 #include "serve/serve.h"
@@ -215,6 +216,8 @@ SUSPENDS static int serve(struct target *t, struct err *err)
         rc = err_set(err, -EINVAL, "--format is for files: a volume's name says its format");
     } else {
         rc = config_load(args_value(t->args, "config", NULL), &t->cfg, err);
+        if (rc == 0)
+            wiper_allow(t->cfg);
         if (rc == 0)
             rc = find_volume(t, err);
     }

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "cli/volcmd.h"
+#include "cli/wiper.h"
 #include "rt/reactor.h"
 
 struct run {
@@ -71,6 +72,8 @@ int volcmd_run(const struct args *args, const char *what,
     if (rc < 0)
         return fail(args, &err);
     show_config_troubles(cmd);
+    if (strcmp(args->command->name, "pool wipe") != 0 && cmd->cfg->file)
+        wiper_allow(cmd->cfg);
     cmd->messages = json_array();
     cmd->ctx = (struct vol_ctx){.cfg = cmd->cfg,
                                 .dry_run = args_flag(args, "dry-run"),
