@@ -42,11 +42,11 @@ int move_name_there(const struct pool *from, const struct pool *to, const char *
                     const char *stem, struct vol_name *ret, struct err *err)
 {
     bool base = stem_is_base(stem);
-    const char *number = stem + (base ? 5 : 3);
 
     snprintf(ret->vmid, sizeof(ret->vmid), "%s", to->type == POOL_LVM ? "" : vmid);
     if (to->type == POOL_LVM || from->type != POOL_LVM || (!base && strncmp(stem, "vm-", 3) != 0))
         return 0;
+    const char *number = strchr(stem, '-') + 1;
     size_t n = strspn(number, "0123456789");
     if (!base && (!n || number[n] != '-'))
         return 0;
@@ -62,8 +62,6 @@ int move_name_there(const struct pool *from, const struct pool *to, const char *
 /* Between storages of one kind names stay; a snapshot's is put together in another way. */
 static char *name_there(const struct move *m, const struct cfile *f)
 {
-    if (m->src.pool->type == POOL_LVM && m->dst.pool->type == POOL_LVM)
-        return strdup(f->name);
     if (!m->as_images)
         return strdup(f->name);
     return f->snap ? snap_file(m->dir, f->snap, f->vol->stem, f->format)
