@@ -1,11 +1,11 @@
 """kill -9 of the manager at every step of an operation on idle volumes; then recovery by the next operation, or by
 pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
 import collections, os, sys
-from volmodel import MIB, Pool, sha, short
+from volmodel import KINDS, MIB, make_pool, sha, short
 from proc import Failed, LONG, SEED, done, folder
 
 BASE = folder()
-NAMES = [a for a in sys.argv[1:] if a != 'all']
+NAMES = [a for a in sys.argv[1:] if a not in ('all', *KINDS)]
 
 
 def points(path):
@@ -102,7 +102,7 @@ def kill_at(template, argv, model, point, nr):
 def run_scenario(f, parts):
     home = os.path.join(BASE, f.__name__)
     os.makedirs(home)
-    pool = Pool(home, other='q' if f.__name__.startswith('move') else None)
+    pool = make_pool(home, other='q' if f.__name__.startswith('move') else None)
     argv, model = f(pool)
     if argv[0] != 'pool':
         pool.verify()

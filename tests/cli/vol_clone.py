@@ -1,6 +1,6 @@
 """Clones and templates: linked and full, of bases and snapshots, idle and served; what is in use by clones is never freed."""
 import hashlib, json, os, stat, subprocess, sys, time
-from volmodel import MIB, Pool, based
+from volmodel import MIB, based
 from proc import Failed, done, folder, need, run
 from volserver import Served
 from voltools import backing, digest, fresh_in, info, refused

@@ -160,7 +160,7 @@ def resize(pool):
 @scenario
 def repair(pool):
     line(pool)
-    os.unlink(pool.file(V))
+    pool.lose(V)
     pool.vols[V][None] = pool.vols[V]['s2']
     return ['pool', 'check', pool.name, '--repair'], lambda p: None
 

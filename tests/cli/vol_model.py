@@ -1,21 +1,21 @@
 """Random operations on volumes of two pools, each idle or served, against a model of every element: contents, and what
 stands on what. What must be refused is tried, too. VARVE_SEED repeats."""
 import collections, random
-from volmodel import MIB, Pool, based, moved
+from volmodel import LVM, MIB, based, make_pool, moved
 from proc import Failed, LONG, SEED, done, folder, need
 from volserver import Served
 
 need('qemu-img', 'qemu-io')
 HOME = folder()
 SIZE = 4 * MIB
-ROUNDS = 500 if LONG else 110
+ROUNDS = (250 if LONG else 25) if LVM else 500 if LONG else 110
 VOLUMES = 6
 
 
 class Run:
     def __init__(self, seed):
         self.rng, self.log = random.Random(seed), []
-        self.pool = Pool(HOME, other='q')
+        self.pool = make_pool(HOME, other='q')
         # (volume, snapshot or None) -> the same of what it stands on, or None
         self.servers, self.parents, self.made = {}, {}, 0
         for vol, suffix in (('100/vm-100-disk-0', ''), ('data', '.raw'), ('q:100/vm-100-disk-9', '')):

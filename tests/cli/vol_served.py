@@ -4,7 +4,7 @@ manager at every step, with the server alive or killed too, and recovery. Whatev
   vol_served.py [all] [SCENARIO ...]     all: every step; else every third one, by VARVE_SEED
 """
 import os, subprocess, sys, time
-from volmodel import MIB, Pool, sha, short
+from volmodel import MIB, clear, make_pool, sha, short
 from proc import Failed, LONG, SEED, VARVE, done, need, run
 from crashpoints import BASE, NAMES, points, thin
 from volserver import Served
@@ -186,9 +186,8 @@ def resize(pool):
 
 def fresh(f):
     home = os.path.join(BASE, 'try')
-    subprocess.run(['rm', '-rf', home], check=True)
-    os.makedirs(home)
-    return f(Pool(home))
+    clear(home)
+    return f(make_pool(home))
 
 
 def whole(f):

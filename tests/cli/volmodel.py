@@ -1,9 +1,11 @@
-"""A directory pool for tests, beside a model of what every element must read as."""
-import hashlib, os, shutil, subprocess, sys
+"""A pool for tests, beside a model of what every element must read as: a directory, or with `lvm` on the command line a VG."""
+import contextlib, hashlib, os, shutil, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import Failed, VARVE, run, qio
 
 MIB = 1 << 20
+LVM = 'lvm' in sys.argv[1:]
+KINDS = 'lvm', 'dir'    # words of the command line that choose the kind of pools
 
 
 def sha(data):
@@ -13,6 +15,7 @@ def sha(data):
 class Pool:
     """<folder>/<name> with storage.cfg; `vols`: name -> {None: bytes of the current state, snapshot: bytes}.
     With `other` there is a second storage of that name; its volumes are called '<other>:<name>'."""
+    is_lvm = False
 
     def __init__(self, folder, name='p', keys='', other=None, other_keys=''):
         self.name, self.other, self.path = name, other, os.path.join(folder, name)
@@ -73,8 +76,8 @@ class Pool:
         self.vols[vol.rsplit('.', 1)[0] if vol.endswith(('.raw', '.qcow2')) else vol] = {None: bytes(size)}
 
     def write(self, vol, off, length, pattern):
-        path = self.file(vol)
-        qio(path, 'write -P %d %d %d' % (pattern, off, length), fmt=path.rsplit('.', 1)[1])
+        with self.opened(vol) as path:
+            qio(path, 'write -P %d %d %d' % (pattern, off, length), fmt=self.fmt(path))
         data = bytearray(self.vols[vol][None])
         data[off:off + length] = bytes([pattern]) * length
         self.vols[vol][None] = bytes(data)
@@ -119,6 +122,48 @@ class Pool:
         return to
 
     # ---- what is there ----
+    def fmt(self, path):
+        return path.rsplit('.', 1)[1]
+
+    def opened(self, vol, snap=None):
+        """the path under which other programs open an element"""
+        return contextlib.nullcontext(self.file(vol, snap))
+
+    def reading(self):
+        """elements can be read meanwhile by their paths"""
+        return contextlib.nullcontext()
+
+    def lose(self, vol, snap=None):
+        """the element goes, by another program"""
+        os.unlink(self.file(vol, snap))
+
+    def set_taken(self, vol, snap, when):
+        os.utime(self.file(vol, snap), (when, when))
+
+    def release(self):
+        """it is not needed any more"""
+
+    def digest(self):
+        """names and contents of all files"""
+        h = hashlib.sha256()
+        for _, folder, names in sorted(self.folders()):
+            for n in sorted(names):
+                p = os.path.join(folder, n)
+                h.update(p.encode())
+                with open(p, 'rb') as f:
+                    while b := f.read(1 << 20):
+                        h.update(b)
+        return h.hexdigest()
+
+    def inodes(self):
+        """those that locks of images are on"""
+        out = set()
+        for folder, _, names in os.walk(self.images):
+            for n in names:
+                with contextlib.suppress(OSError):
+                    out.add(os.stat(os.path.join(folder, n)).st_ino)
+        return out
+
     def file(self, vol, snap=None):
         """the element's file, by the layout"""
         pool, _, vol = vol.rpartition(':')
@@ -160,7 +205,8 @@ class Pool:
     def read(self, path):
         """what the element shows, by qemu-img"""
         tmp = os.path.join(os.path.dirname(self.path), 'read.tmp')
-        run('qemu-img', 'convert', '-f', path.rsplit('.', 1)[1], '-O', 'raw', path, tmp)
+        with self.reading():
+            run('qemu-img', 'convert', '-f', self.fmt(path), '-O', 'raw', path, tmp)
         with open(tmp, 'rb') as f:
             data = f.read()
         os.unlink(tmp)
@@ -168,7 +214,8 @@ class Pool:
 
     def state(self):
         """{vol: {snap or None: sha}}"""
-        return {v: {s: sha(self.read(p)) for s, p in e.items()} for v, e in self.elements().items()}
+        with self.reading():
+            return {v: {s: sha(self.read(p)) for s, p in e.items()} for v, e in self.elements().items()}
 
     def expected(self):
         return {v: {s: sha(d) for s, d in e.items()} for v, e in self.vols.items()}
@@ -181,12 +228,11 @@ class Pool:
         self.check_images()
 
     def check_images(self, allowed=(0,)):
-        for e in self.elements().values():
-            for p in e.values():
-                if p.endswith('.qcow2'):
-                    rc, out = run('qemu-img', 'check', '-f', 'qcow2', p, rc=None)
-                    if rc not in allowed:
-                        raise Failed('qemu-img check %s: %d %s' % (p, rc, out))
+        with self.reading():
+            for p in [p for e in self.elements().values() for p in e.values() if p.endswith('.qcow2')]:
+                rc, out = run('qemu-img', 'check', '-f', 'qcow2', p, rc=None)
+                if rc not in allowed:
+                    raise Failed('qemu-img check %s: %d %s' % (p, rc, out))
 
     def hidden(self):
         """what operations leave while they run: must be gone afterwards"""
@@ -210,3 +256,20 @@ def moved(pool, vol):
 
 def short(state):
     return {v: {s: h[:8] for s, h in e.items()} for v, e in state.items()}
+
+
+def clear(folder):
+    """an empty folder, whatever pool was there"""
+    if LVM:
+        from lvmpool import release_all
+        release_all(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+
+
+def make_pool(*args, **kw):
+    """of the kind that the command line wants"""
+    if not LVM:
+        return Pool(*args, **kw)
+    from lvmpool import LvmPool
+    return LvmPool(*args, **kw)

@@ -1,5 +1,5 @@
 """`varve serve` of a pool's volume for tests, beside the model of volmodel."""
-import contextlib, os, subprocess, time
+import os, subprocess, time
 from volmodel import MIB
 from proc import Failed
 from nbdclient import Nbd
@@ -59,11 +59,7 @@ class Served:
     def wait_unlocked(self):
         """the kernel closes the files of a ring a moment after its process has ended"""
         for _ in range(300):
-            inodes = set()
-            for folder, _, names in os.walk(self.pool.images):
-                for n in names:
-                    with contextlib.suppress(OSError):
-                        inodes.add(os.stat(os.path.join(folder, n)).st_ino)
+            inodes = self.pool.inodes()
             with open('/proc/locks') as f:
                 # an open file's locks: of processes that live they are the manager's, and soon over
                 if not any(int(x.split()[-3].split(':')[2]) in inodes for x in f if 'OFDLCK' in x):

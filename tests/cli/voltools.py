@@ -1,26 +1,18 @@
 """What tests of operations on pools share: refusals, digests of a whole pool, figures of a volume."""
-import hashlib, json, os
-from volmodel import Pool
+import json, os
+from volmodel import make_pool
 from proc import Failed, run
 
 
 def fresh_in(base, name, **kw):
     home = os.path.join(base, name)
     os.makedirs(home)
-    return Pool(home, **kw)
+    return make_pool(home, **kw)
 
 
 def digest(pool):
-    """names and contents of all files of the pool"""
-    h = hashlib.sha256()
-    for _, folder, names in sorted(pool.folders()):
-        for n in sorted(names):
-            p = os.path.join(folder, n)
-            h.update(p.encode())
-            with open(p, 'rb') as f:
-                while b := f.read(1 << 20):
-                    h.update(b)
-    return h.hexdigest()
+    """names and contents of all that is in the pool"""
+    return pool.digest()
 
 
 def refused(pool, *args, text='', same=True):
@@ -42,4 +34,5 @@ def info(pool, vol):
 def backing(pool, vol, snap=None):
     """the backing name as recorded; None: there is none"""
     path = pool.file(vol, snap)
-    return json.loads(run('qemu-img', 'info', '-U', '-f', path.rsplit('.', 1)[1], '--output=json', path)).get('backing-filename')
+    with pool.reading():
+        return json.loads(run('qemu-img', 'info', '-U', '-f', pool.fmt(path), '--output=json', path)).get('backing-filename')
