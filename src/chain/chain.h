@@ -112,11 +112,10 @@ SUSPENDS int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct
 SUSPENDS int chain_zero(struct chain *chain, uint64_t off, uint64_t len, unsigned flags);
 SUSPENDS int chain_discard(struct chain *chain, uint64_t off, uint64_t len);
 SUSPENDS int chain_flush(struct chain *chain);
-/* From here on no write waits until the top's device has room (on_full wait): those that do, and
- * later ones, fail with -ENOSPC. For the end, before those who wait for requests. */
+/* Until resumed no write waits for its device to have room (IMAGE_FULL_WAIT): those that do, and
+ * others, fail with -ENOSPC. For who waits until requests have ended. Nests. */
 void chain_stop_waits(struct chain *chain);
-/* Those that wait now fail. */
-void chain_fail_waits(struct chain *chain);
+void chain_resume_waits(struct chain *chain);
 /* For a timer: writes back what changed in the top before the last call of this. Does nothing
  * while the chain's shape changes: that is not held up, and flushes itself. */
 SUSPENDS int chain_write_back_old(struct chain *chain);

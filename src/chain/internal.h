@@ -46,7 +46,7 @@ struct chain {
     uint64_t unit;      /* bytes of the smallest (sub)cluster */
     struct fmap fmap;
     struct gate gate;          /* guest requests */
-    bool no_waits;             /* for room */
+    unsigned no_waits;         /* for room; depth */
     unsigned waits;            /* requests that wait for room, outside of the gate */
     struct wait_queue no_wait; /* until there is none */
     struct gate work;          /* steps of jobs; closed by changes of shape, not by a push */

@@ -127,16 +127,16 @@ SUSPENDS static int allowed_op(struct chain *chain, struct chain_op *op, struct 
     return chain->watch ? watched_op(chain, op, iov) : do_op(chain, op, iov);
 }
 
-void chain_fail_waits(struct chain *chain)
+void chain_stop_waits(struct chain *chain)
 {
+    chain->no_waits++;
     if (chain_top(chain)->image)
         image_fail_waits(chain_top(chain)->image);
 }
 
-void chain_stop_waits(struct chain *chain)
+void chain_resume_waits(struct chain *chain)
 {
-    chain->no_waits = true;
-    chain_fail_waits(chain);
+    chain->no_waits--;
 }
 
 /* A request waits outside of the gate until the top's device has room: snapshots and jobs go on,

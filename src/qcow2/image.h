@@ -160,9 +160,13 @@ SUSPENDS int image_flush(struct image *img);
 SUSPENDS int image_write_back(struct image *img);
 
 /* How many bytes of its device the image uses: up to the end of the highest cluster in use, all of
- * it written. What lies behind can be given back while nobody writes: see docs/growth.md. -EUCLEAN,
+ * it written. What lies behind can be given back while nobody writes: see docs/thin.md. -EUCLEAN,
  * -EBUSY: that cannot be told before it was opened for writing and closed. */
 SUSPENDS int image_end(struct image *img, uint64_t *ret, struct err *err);
+
+/* About the same, at once; 0: not known. Of an image that is written it is where the next cluster
+ * comes to lie. */
+uint64_t image_used_hint(const struct image *img);
 
 /* ---- slow operations: the caller has drained all requests ---- */
 /* Grows or shrinks. New space reads as zero even over a longer backing file: `below` (NULL: no

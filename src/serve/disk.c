@@ -201,6 +201,7 @@ SUSPENDS int cmd_rollback(void *ctx, json_t *args, json_t **ret, struct err *err
         rc = chain_start_ack(node->chain, err); /* no client is in it yet */
     if (rc < 0)
         return rc;
+    chain_stop_waits(old); /* for good */
     serve_exports_suspend(s);
     serve_exports_switch(s, node->chain);
     serve_node_free(node);

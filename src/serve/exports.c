@@ -47,10 +47,17 @@ static int attach(struct serve *s, struct serve_export *e, struct serve_nbd *n, 
     return rc;
 }
 
-SUSPENDS static void detach(struct serve_export *e)
+/* Its clients' requests end first, those that wait for room by failing. */
+SUSPENDS static void detach(struct serve *s, struct serve_export *e)
 {
+    struct chain *chain = e->layer ? NULL : s->chain; /* whose writes it carries */
+
+    if (chain)
+        chain_stop_waits(chain);
     while (e->on.len > 0)
         nbd_export_remove(e->on.data[--e->on.len].exp, true, NULL);
+    if (chain)
+        chain_resume_waits(chain);
 }
 
 static void export_free(struct serve_export *e)
@@ -110,7 +117,7 @@ SUSPENDS int serve_export_add(struct serve *s, const char *id, const char *name,
             break;
     }
     if (rc < 0) {
-        detach(e);
+        detach(s, e);
         export_free(e);
         return rc;
     }
@@ -167,7 +174,7 @@ SUSPENDS int serve_export_remove(struct serve *s, struct serve_export *e, bool f
     if (!force && serve_export_clients(e) > 0)
         return err_set(err, -EBUSY, "export '%s' still in use", e->id);
     list_remove(&e->link);
-    detach(e);
+    detach(s, e);
     if (e->layer)
         layer_unuse(e->layer);
     serve_event(s, "BLOCK_EXPORT_DELETED", json_pack("{s:s}", "id", e->id));
@@ -204,6 +211,8 @@ SUSPENDS int serve_nbd_start(struct serve *s, const struct nbd_server_opts *opts
 
 SUSPENDS void serve_nbd_stop(struct serve *s, struct serve_nbd *n)
 {
+    struct chain *chain = s->chain;
+
     list_remove(&n->link);
     list_for_each(it, &s->exports) {
         struct serve_export *e = list_entry(it, struct serve_export, link);
@@ -212,7 +221,9 @@ SUSPENDS void serve_nbd_stop(struct serve *s, struct serve_nbd *n)
             if (e->on.data[i].server == n)
                 vec_remove_at(&e->on, i);
     }
+    chain_stop_waits(chain);
     nbd_server_stop(n->nbd);
+    chain_resume_waits(chain);
     free(n);
 }
 
@@ -430,7 +441,7 @@ SUSPENDS void serve_exports_suspend(struct serve *s)
 /* Puts a snapshot's export on the new chain's layer of the same file; false: there is none. */
 SUSPENDS static bool move_snapshot(struct serve *s, struct serve_export *e, struct layer *layer)
 {
-    detach(e);
+    detach(s, e);
     layer_unuse(e->layer);
     layer_use(layer);
     e->layer = layer;

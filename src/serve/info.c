@@ -31,11 +31,18 @@ static struct layer *stack_layer(const struct stack *st, unsigned index)
 /* Bytes on disk, without asking a file server: this must not wait. */
 static uint64_t disk_usage(const struct layer *layer)
 {
+    const struct blk *blk = layer_blk(layer);
     struct statx st;
     int fd = blk_file_fd(layer_blk(layer));
 
-    if (fd < 0 || statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BLOCKS, &st) < 0)
+    if (fd < 0 ||
+        statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BLOCKS | STATX_TYPE, &st) < 0)
         return 0;
+    if (S_ISBLK(st.stx_mode)) { /* it is all allocated: what of it is used? */
+        uint64_t used = layer_image(layer) ? image_used_hint(layer_image(layer)) : 0;
+
+        return used ? MIN(used, blk->len) : blk->len;
+    }
     return st.stx_blocks * 512u;
 }
 
@@ -214,6 +221,14 @@ static json_t *image_figures(const struct image *img)
     STAT(obj, st, claim_waits);
     STAT(obj, st, write_joins);
     STAT(obj, st, flushes);
+    if (blk_is_extendable(image_blk(img))) {
+        STAT(obj, st, extensions);
+        STAT(obj, st, extensions_ahead);
+        STAT(obj, st, extend_failures);
+        STAT(obj, st, extend_ns);
+        STAT(obj, st, room_waits);
+        STAT(obj, st, room_wait_ns);
+    }
     set(obj, "unwritten", json_boolean(image_is_unwritten(img)));
     set(obj, "records", json_u64(image_records(img)));
     return obj;

@@ -96,6 +96,8 @@ struct serve {
 void serve_ask_stop(struct serve *s, const char *reason);
 /* Sends an event if there is a control socket. Takes data. */
 void serve_event(struct serve *s, const char *name, json_t *data);
+/* For every layer that is opened. */
+struct image_grow_opts serve_grow_opts(struct serve *s);
 /* One line on stderr. */
 void serve_warn(const struct serve *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
 

@@ -199,6 +199,7 @@ SUSPENDS static int open_chain(struct serve *s, const struct add *add, struct se
         .cache_bytes = s->opts->cache_bytes,
         .prealloc_step = s->opts->prealloc_step,
         .space = add->space,
+        .grow = serve_grow_opts(s),
     };
     int rc = chain_open(add->filename, &opts, &node->chain, err);
 
@@ -216,6 +217,7 @@ SUSPENDS static int open_alone(struct serve *s, const struct add *add, struct se
         .buffered = add->buffered,
         .prealloc_step = s->opts->prealloc_step,
         .space = add->space,
+        .grow = serve_grow_opts(s),
         .ack = add->writable && s->opts->durability == SERVE_ACK,
     };
     int rc = layer_open(add->filename, &opts, &node->layer, err);

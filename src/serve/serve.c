@@ -97,6 +97,30 @@ static void watch(struct timer *t)
     timer_arm(t, reactor_now() + WATCH_NS);
 }
 
+/* ---- room ---- */
+
+/* When there is none for the disk's volume, and when there is again. */
+static void tell_room(void *ctx, enum image_room room, const char *why)
+{
+    static const char *const names[] = {"ok", "short", "full"};
+    static const char *const words[] = {"there is room again", "it can hardly grow any more",
+                                        "it cannot grow: new space is not there"};
+    struct serve *s = ctx;
+    bool waits = room == IMAGE_ROOM_FULL && s->opts->on_full == IMAGE_FULL_WAIT;
+
+    serve_warn(s, "%s%s%s%s", words[room], waits ? ", writes that need it wait" : "",
+               *why ? ": " : "", why);
+    serve_event(
+        s, "X_VARVE_ROOM",
+        json_pack("{s:s, s:b, s:s}", "room", names[room], "writes-wait", waits, "msg", why));
+}
+
+struct image_grow_opts serve_grow_opts(struct serve *s)
+{
+    return (struct image_grow_opts){
+        .chunk = s->opts->grow_chunk, .on_full = s->opts->on_full, .told = tell_room, .ctx = s};
+}
+
 /* ---- signals ---- */
 SUSPENDS static int signal_main(void *arg)
 {
@@ -168,6 +192,7 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
         .cache_bytes = o->cache_bytes,
         .prealloc_step = o->prealloc_step,
         .space = o->space,
+        .grow = serve_grow_opts(s),
     };
     int rc = chain_open(o->path, &opts, &s->chain, err);
 
@@ -259,6 +284,8 @@ SUSPENDS static void refuse_and_drop(struct serve *s)
     serve_event(
         s, "SHUTDOWN",
         json_pack("{s:b, s:s}", "guest", 0, "reason", s->stop_reason ? s->stop_reason : ""));
+    if (s->chain)
+        chain_stop_waits(s->chain);
     serve_exports_stop(s);
     if (s->jobs)
         jobs_free(s->jobs);

@@ -30,6 +30,8 @@ struct serve_opts {
     struct space_opts space;
     uint64_t cache_bytes;       /* 0 default */
     uint64_t prealloc_step;     /* 0 default */
+    uint64_t grow_chunk;        /* of a volume that grows: image_grow_opts; 0 default */
+    enum image_on_full on_full; /* likewise */
     const char *const *exports; /* "nbd,unix=PATH[,name=N]" or "nbd,host=H,port=P[,name=N]" */
     unsigned nb_exports;
     const struct serve_snapshot *snapshots;
