@@ -118,6 +118,7 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     t->opts.read_only |= !strcmp(t->vol->kind, "base");
     if (!t->opts.cache_bytes)
         t->opts.cache_bytes = pool->cache_size;
+    t->opts.grow_chunk = pool->thin_chunk;
     take_snapshots(t);
     return make_runtime_dir(t->vol->qmp_path, err);
 }
@@ -144,6 +145,16 @@ static int take_space(const struct args *args, struct space_opts *ret, struct er
     if (args_flag(args, "discard-no-unref"))
         ret->discard = IMAGE_DISCARD_KEEP;
     return space_check(ret, err);
+}
+
+static int take_on_full(const struct args *args, enum image_on_full *ret, struct err *err)
+{
+    const char *word = args_value(args, "on-full", "wait");
+
+    if (strcmp(word, "wait") != 0 && strcmp(word, "fail") != 0)
+        return err_set(err, -EINVAL, "--on-full takes wait or fail, not '%s'", word);
+    *ret = strcmp(word, "wait") ? IMAGE_FULL_FAIL : IMAGE_FULL_WAIT;
+    return 0;
 }
 
 /* Half of the CPUs are left to those who use the disk: on the same host they are as busy. */
@@ -192,6 +203,8 @@ static int take_options(struct target *t, struct err *err)
     if (!t->opts.max_connections || t->opts.max_connections > 1024)
         return err_set(err, -EINVAL, "--max-connections takes 1 to 1024, not '%s'", clients);
     rc = take_space(args, &t->opts.space, err);
+    if (rc == 0)
+        rc = take_on_full(args, &t->opts.on_full, err);
     if (rc == 0)
         rc = take_threads(t, err);
     if (rc == 0)
@@ -285,6 +298,10 @@ const struct command command_serve = {
              "load the disk's map in the background after the start, as far as the cache goes"},
             {0, "preallocate", "BYTES",
              "step in which the file grows (default 128M); off: as each write needs"},
+            {0, "on-full", "HOW",
+             "wait (default): with no room in the volume group, writes that need new space wait "
+             "until there is; fail: they fail",
+             COMPLETE_WORDS, "wait fail"},
             {0, "discard", "HOW",
              "unmap (default): space that a guest discards is given back; ignore: it is not",
              COMPLETE_WORDS, "unmap ignore"},
