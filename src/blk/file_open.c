@@ -248,23 +248,64 @@ SUSPENDS static int file_new(struct open_call *c, int fd, const char *name, char
     return 0;
 }
 
-/* A volume is made by its manager: open() would put a file where it is to appear. */
+/* Whether the path still is the device that was opened. */
+SUSPENDS static int still_provided(const char *path, const char *node, const char *handle,
+                                   struct err *err)
+{
+    _cleanup_(freep) char *node_now = NULL, *handle_now = NULL;
+    int rc = provider_provide(path, &node_now, &handle_now, err);
+
+    if (rc == 0 && (strcmp(node, node_now) != 0 || strcmp(handle, handle_now) != 0))
+        rc = err_set(err, -ESTALE, "open '%s': it is another volume each time", path);
+    return rc;
+}
+
+/* *ret_gone: the device was there, the manager said, and could not be opened. */
+SUSPENDS static int open_volume_once(struct open_call *c, const char *path, bool *ret_gone,
+                                     struct blk **ret)
+{
+    _cleanup_(freep) char *node = NULL, *handle = NULL, *copy = NULL;
+    struct blk *blk = NULL;
+    int rc = provider_provide(path, &node, &handle, c->err);
+
+    if (rc < 0)
+        return rc;
+    copy = strdup(handle);
+    if (!copy)
+        return err_errno(c->err, -ENOMEM, "open '%s'", path);
+    c->path = node;
+    rc = file_new(c, -1, path, handle, &blk);
+    *ret_gone = rc == -ENOENT || rc == -ENXIO;
+    if (rc < 0)
+        return rc;
+    handle = NULL;
+    rc = still_provided(path, node, copy, c->err);
+    if (rc < 0)
+        blk_close(blk);
+    else
+        *ret = blk;
+    return rc;
+}
+
+/* A volume is made by its manager: open() would put a file where it is to appear. Between the
+ * manager's answer and the open the name can go to another volume, whose handle is another, and the
+ * device can go when another process that used it, too, has ended. */
 SUSPENDS static int open_volume(const char *path, const struct blk_file_opts *opts,
                                 struct blk **ret, struct err *err)
 {
     struct blk_file_opts no_create = *opts;
-    struct open_call c = {.opts = &no_create, .err = err};
-    _cleanup_(freep) char *node = NULL, *handle = NULL;
+    int rc = -ESTALE;
+    bool gone = false;
 
     if (opts->create && !opts->truncate)
         return err_set(err, -EEXIST, "open '%s': volumes are not made by opening them", path);
     no_create.create = no_create.truncate = false;
-    int rc = provider_provide(path, &node, &handle, err);
-    c.path = node;
-    if (rc == 0)
-        rc = file_new(&c, -1, path, handle, ret);
-    if (rc == 0)
-        handle = NULL;
+    for (unsigned i = 0; (rc == -ESTALE || gone) && i < OPEN_TRIES; i++) {
+        struct open_call c = {.opts = &no_create, .err = err};
+
+        gone = false;
+        rc = open_volume_once(&c, path, &gone, ret);
+    }
     return rc;
 }
 
