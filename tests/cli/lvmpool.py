@@ -196,14 +196,14 @@ class LvmPool(Pool):
                 todo = ['%s/%s' % (vg, lv[0]) for lv in self.lvs(n) if lv[0] not in was]
                 if todo:
                     self.lvm('lvchange', '-q', '-ay', *todo)
-                    self.ours += todo
+                    self.ours.append(todo)
         self.busy += 1
         try:
             yield
         finally:
             self.busy -= 1
-            if self.busy == 0 and self.ours:
-                self.lvm('lvchange', '-q', '-an', *self.ours)
+            for todo in self.ours if self.busy == 0 else ():
+                self.lvm('lvchange', '-q', '-an', *todo)
 
     def reading(self):
         """the files of the view can be read"""
