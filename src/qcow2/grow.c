@@ -58,6 +58,11 @@ static uint64_t end_bytes(const struct image *img)
     return img->end << img->hdr.cluster_bits;
 }
 
+uint64_t image_used_hint(const struct image *img)
+{
+    return end_bytes(img);
+}
+
 void grow_init(struct image *img)
 {
     struct grow *g = &img->grow;

@@ -221,7 +221,8 @@ int new_volume_make(struct new_volume *nv, uint64_t len, struct err *err)
 SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct layer *until,
                               struct err *err)
 {
-    struct chain_opts opts = {.format = nv->format, .writable = true};
+    struct chain_opts opts = {
+        .format = nv->format, .writable = true, .grow = store_grow_opts(nv->op->pool)};
     struct copy_opts copy = {.target_is_zero = !until && !nv->filled,
                              .until = until,
                              .min_zero = 4096,

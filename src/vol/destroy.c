@@ -76,6 +76,18 @@ static int check_kids(const struct destroy *d, struct err *err)
     return 0;
 }
 
+/* An LV is longer than what is used of it. */
+SUSPENDS static int size_of_served(struct remote *remote, const char *node, struct cfile *f,
+                                   struct err *err)
+{
+    uint64_t bytes;
+    int rc = remote_node_size(remote, node, &bytes, err);
+
+    if (rc == 0 && bytes)
+        f->st.st_blocks = (blkcnt_t)(bytes / 512);
+    return rc;
+}
+
 /* Committing needs the snapshot to itself, and its file in the child's place. */
 SUSPENDS static int choose(struct destroy *d, struct err *err)
 {
@@ -92,6 +104,8 @@ SUSPENDS static int choose(struct destroy *d, struct err *err)
     int rc = remote_open(d->op->cat, d->vol, &remote, err);
     if (rc == 0 && remote)
         rc = remote_node(remote, kid->path, NULL, &node, err);
+    if (rc == 0 && node && name_form(kid->dir) == FORM_LV)
+        rc = size_of_served(remote, node, kid, err);
     if (rc == 0)
         rc = merge_direction(kid, d->snap, node != NULL, &dir, err);
     if (rc < 0)

@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <sys/stat.h>
 #include "base/vec.h"
+#include "qcow2/image.h"
 #include "vol/intent.h"
 #include "vol/lock.h"
 #include "vol/vol.h"
@@ -176,6 +177,8 @@ SUSPENDS int store_create(const char *path, uint64_t len, struct blk **ret, stru
 struct image_create_opts;
 int store_image_len(const struct pool *pool, const struct image_create_opts *opts, uint64_t *ret,
                     struct err *err);
+/* How an image there grows while it is written. */
+struct image_grow_opts store_grow_opts(const struct pool *pool);
 bool store_is_thin(
     const struct pool *pool); /* an image there begins with less than its full length */
 int store_set_mode(const char *path, mode_t mode, struct err *err); /* LVs have none */
@@ -208,6 +211,7 @@ SUSPENDS void pool_close(const char *images);
 /* ---- pool_wipe.c: LVs that are overwritten before their space is free ---- */
 struct lvm_vg;
 bool pool_wipe_is_due(const struct lvm_vg *vg); /* by this host */
+bool pool_wipe_runs(const struct pool *pool);   /* on this host */
 /* As the program wishes (vol_set_wiper); nothing if it has none. */
 void pool_wipe_start(const struct pool *pool);
 
@@ -313,6 +317,8 @@ static inline void remote_closep(struct remote **r)
 SUSPENDS int remote_node(struct remote *r, const char *path, const char *except, char **ret,
                          struct err *err);
 /* The same by the text of the path alone: the server may know a file by a name it has no longer. */
+/* Bytes that a node's image takes, as its server sees it; 0: it does not tell. */
+SUSPENDS int remote_node_size(struct remote *r, const char *node, uint64_t *ret, struct err *err);
 SUSPENDS int remote_node_called(struct remote *r, const char *path, const char *except, char **ret,
                                 struct err *err);
 /* The name of the disk's top node; the caller frees. */

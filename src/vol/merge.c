@@ -85,7 +85,7 @@ SUSPENDS static int run_merge(const struct vol_ctx *ctx, const struct pool *pool
 SUSPENDS static int merge(const struct vol_ctx *ctx, const struct pool *pool, const char *path,
                           bool commit, const char *backing_name, bool *ret_begun, struct err *err)
 {
-    struct chain_opts opts = {.format = "qcow2", .writable = true};
+    struct chain_opts opts = {.format = "qcow2", .writable = true, .grow = store_grow_opts(pool)};
     struct chain *chain;
     int rc = chain_open(path, &opts, &chain, err);
 

@@ -140,6 +140,24 @@ int remote_node(struct remote *r, const char *path, const char *except, char **r
     return find_node(r, path, except, 2, ret, err);
 }
 
+int remote_node_size(struct remote *r, const char *node_name, uint64_t *ret, struct err *err)
+{
+    json_t *nodes = NULL, *node;
+    size_t i;
+    int rc = remote_command(r, "query-named-block-nodes", NULL, &nodes, err);
+
+    *ret = 0;
+    json_array_foreach(nodes, i, node)
+    {
+        const json_t *size = json_object_get(json_object_get(node, "image"), "actual-size");
+
+        if (strcmp(intent_str(node, "node-name"), node_name) == 0)
+            *ret = (uint64_t)json_integer_value(size);
+    }
+    json_decref(nodes);
+    return rc;
+}
+
 int remote_node_called(struct remote *r, const char *path, const char *except, char **ret,
                        struct err *err)
 {

@@ -25,9 +25,11 @@ static int new_len(const struct cvol *vol, uint64_t len, bool relative, uint64_t
     return 0;
 }
 
-SUSPENDS static int resize_idle(const struct cvol *vol, uint64_t len, struct err *err)
+SUSPENDS static int resize_idle(const struct pool *pool, const struct cvol *vol, uint64_t len,
+                                struct err *err)
 {
-    struct chain_opts opts = {.format = vol->format, .writable = true};
+    struct chain_opts opts = {
+        .format = vol->format, .writable = true, .grow = store_grow_opts(pool)};
     struct chain *chain;
     int rc = chain_open(vol->current->path, &opts, &chain, err);
 
@@ -80,7 +82,8 @@ int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, uint64_t 
         pool_let_go(&op.pool_lock);
         rc = remote_open(op.cat, vol, &remote, err);
         if (rc == 0)
-            rc = remote ? resize_served(remote, vol, bytes, err) : resize_idle(vol, bytes, err);
+            rc = remote ? resize_served(remote, vol, bytes, err)
+                        : resize_idle(op.pool, vol, bytes, err);
     }
     if (rc == 0)
         op_say(ctx, "%s %s: %llu bytes", vol->stem, ctx->dry_run ? "would be resized" : "resized",

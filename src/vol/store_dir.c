@@ -280,6 +280,11 @@ static uint64_t thin_chunk(const struct pool *pool)
     return pool->type != POOL_LVM ? 0 : pool->thin_given ? pool->thin_chunk : THIN_CHUNK;
 }
 
+struct image_grow_opts store_grow_opts(const struct pool *pool)
+{
+    return (struct image_grow_opts){.chunk = thin_chunk(pool)};
+}
+
 bool store_is_thin(const struct pool *pool)
 {
     return thin_chunk(pool) > 0;
