@@ -5,7 +5,9 @@
 #include "cli/command.h"
 
 /* pool.c */
-extern const struct command command_pool_list, command_pool_status, command_pool_check;
+extern const struct command command_pool_list, command_pool_check;
+/* pool_status.c */
+extern const struct command command_pool_status;
 /* pool_wipe.c */
 extern const struct command command_pool_wipe;
 /* show.c */

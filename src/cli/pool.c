@@ -1,7 +1,6 @@
-/* varve pool list, status, check. */
+/* varve pool list, check. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include "cli/volcmd.h"
 
 static const char *pool_state(const struct pool *pool)
@@ -65,113 +64,6 @@ const struct command command_pool_list = {
     .operands = (const struct operand[]){{0}},
     .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
     .run = run_pool_list,
-};
-
-struct usage { /* of one pool, bytes */
-    uint64_t total, avail, promised, allocated;
-    unsigned vols, snaps, orphans, served;
-};
-
-SUSPENDS static int pool_usage(struct volcmd *cmd, const struct pool *pool, struct usage *ret,
-                               struct err *err)
-{
-    struct statvfs fs;
-    struct vol_list *list;
-    int rc = vol_list_get(cmd->cfg, pool, &list, err);
-
-    if (rc < 0)
-        return rc;
-    *ret = (struct usage){.vols = list->nb_vols, .orphans = list->nb_orphans};
-    for (unsigned i = 0; i < list->nb_vols; i++) {
-        const struct vol_info *vol = list->vols[i];
-
-        ret->promised += vol->virtual_len;
-        ret->allocated += vol->allocated;
-        ret->snaps += vol->nb_elems ? vol->nb_elems - 1 : 0;
-        ret->served += vol->served;
-    }
-    vol_list_free(list);
-    if (statvfs(pool->path, &fs) == 0) {
-        ret->total = (uint64_t)fs.f_blocks * fs.f_frsize;
-        ret->avail = (uint64_t)fs.f_bavail * fs.f_frsize;
-    }
-    return 0;
-}
-
-static json_t *usage_json(const struct pool *pool, const struct usage *u)
-{
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:i}", "id", pool->id, "total",
-                     (json_int_t)u->total, "available", (json_int_t)u->avail, "allocated",
-                     (json_int_t)u->allocated, "promised", (json_int_t)u->promised, "volumes",
-                     (int)u->vols, "snapshots", (int)u->snaps, "orphans", (int)u->orphans, "served",
-                     (int)u->served);
-}
-
-static void usage_row(struct table_out *table, const struct pool *pool, const struct usage *u)
-{
-    char s[4][32], n[4][16];
-
-    snprintf(n[0], sizeof(n[0]), "%u", u->vols);
-    snprintf(n[1], sizeof(n[1]), "%u", u->snaps);
-    snprintf(n[2], sizeof(n[2]), "%u", u->orphans);
-    snprintf(n[3], sizeof(n[3]), "%u", u->served);
-    table_out_row(table, pool->id, render_size(u->total, s[0], 32), render_size(u->avail, s[1], 32),
-                  render_size(u->allocated, s[2], 32), render_size(u->promised, s[3], 32), n[0],
-                  n[1], n[3], n[2]);
-}
-
-SUSPENDS static int pool_status(struct volcmd *cmd, struct err *err)
-{
-    const char *only = args_operand(cmd->args, 0);
-    _cleanup_(table_out_fini) struct table_out table = {.cols = 9};
-    json_t *list = json_array();
-    int rc = 0, status = EXIT_DONE;
-
-    table_out_row(&table, "POOL", "TOTAL", "FREE", "USED", "PROMISED", "VOLUMES", "SNAPSHOTS",
-                  "SERVED", "ORPHANS");
-    for (unsigned i = 0; i < cmd->cfg->nb_pools && rc >= 0; i++) {
-        const struct pool *pool = &cmd->cfg->pools[i];
-        struct usage u = {0};
-
-        if ((only && strcmp(only, pool->id) != 0) || (!only && (pool->disabled || !pool->path)))
-            continue;
-        rc = config_pool(cmd->cfg, pool->id, &pool, err);
-        if (rc == 0)
-            rc = pool_usage(cmd, pool, &u, err);
-        if (rc < 0 && !only) { /* one pool that is away must not hide the others */
-            fprintf(stderr, "varve pool status: %s: %s\n", cmd->cfg->pools[i].id, err_text(err));
-            status = EXIT_FAILED;
-            rc = 0;
-            continue;
-        }
-        if (rc < 0)
-            break;
-        json_array_append_new(list, usage_json(pool, &u));
-        usage_row(&table, pool, &u);
-    }
-    if (rc == 0 && only && table.nb == 1)
-        rc = err_set(err, -ENOENT, "there is no pool '%s' in %s", only, cmd->cfg->file);
-    if (rc == 0 && !cmd->json)
-        table_out_print(&table, "lrrrrrrrr");
-    if (rc == 0 && cmd->json)
-        render_json(json_incref(list));
-    json_decref(list);
-    return rc < 0 ? rc : status;
-}
-
-static int run_pool_status(const struct args *args)
-{
-    return volcmd_run(args, "pool status", pool_status);
-}
-
-const struct command command_pool_status = {
-    .name = "pool status",
-    .summary = "show how full pools are and what is in them",
-    .text = "USED is what the volumes occupy, PROMISED the sum of their disks' sizes: what they "
-            "would occupy without snapshots if guests filled them.",
-    .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
-    .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
-    .run = run_pool_status,
 };
 
 SUSPENDS static int check_one(struct volcmd *cmd, const struct pool *pool, unsigned *bad,

@@ -101,17 +101,20 @@ void table_out_row(struct table_out *t, ...)
 
 void table_out_print(const struct table_out *t, const char *align)
 {
+    _cleanup_(freep) int *width = calloc(t->cols, sizeof(*width));
+
+    if (!width)
+        abort();
+    for (unsigned i = 0; i < t->nb * t->cols; i++)
+        width[i % t->cols] = MAX(width[i % t->cols], (int)strlen(t->cells[i]));
     for (unsigned r = 0; r < t->nb; r++) {
         for (unsigned c = 0; c < t->cols; c++) {
-            int width = 0;
-
-            for (unsigned i = 0; i < t->nb; i++)
-                width = MAX(width, (int)strlen(t->cells[i * t->cols + c]));
             const char *cell = t->cells[r * t->cols + c];
+
             if (align[c] == 'r')
-                printf("%*s", width, cell);
+                printf("%*s", width[c], cell);
             else if (c + 1 < t->cols)
-                printf("%-*s", width, cell);
+                printf("%-*s", width[c], cell);
             else
                 printf("%s", cell);
             printf("%s", c + 1 < t->cols ? "  " : "\n");

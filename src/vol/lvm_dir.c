@@ -35,12 +35,9 @@ static const char *takes(const struct lvm_lv *lv)
 /* Another LV that takes this name over. */
 static struct lvm_lv *taker(const struct lvm_dir *dir, const char *name)
 {
-    vec_for_each(lv, &dir->vg->lvs) {
-        const char *taken = takes(lv);
-
-        if (taken && strcmp(taken, name) == 0)
-            return lv;
-    }
+    vec_for_each(lv, &dir->takers)
+        if (strcmp(takes(*lv), name) == 0)
+            return *lv;
     return NULL;
 }
 
@@ -121,13 +118,28 @@ bool lvm_dir_owner(const char *name, char *tag, size_t len)
 
 /* ---- the report ---- */
 
+/* Every name is asked of them. */
+static void find_takers(struct lvm_dir *dir)
+{
+    dir->takers.len = 0;
+    vec_for_each(lv, &dir->vg->lvs)
+        if (takes(lv) && vec_push(&dir->takers, lv) < 0)
+            abort();
+}
+
 int lvm_dir_load(struct lvm_dir *dir, struct err *err)
 {
-    return dir->vg ? 0 : lvm_report(&dir->lvm, &dir->vg, err);
+    if (dir->vg)
+        return 0;
+    int rc = lvm_report(&dir->lvm, &dir->vg, err);
+    if (rc == 0)
+        find_takers(dir);
+    return rc;
 }
 
 void lvm_dir_forget(struct lvm_dir *dir)
 {
+    vec_free(&dir->takers);
     lvm_vg_free(TAKE_PTR(dir->vg));
     vec_for_each(text, &dir->owned)
         free(*text);
@@ -191,6 +203,8 @@ SUSPENDS static int run_tags(struct lvm_dir *dir, const struct step *s, struct e
         lvm_dir_forget(dir);
     for (unsigned i = 0; rc == 0 && s->lvs[i]; i++)
         note_tags(s->lvs[i], s);
+    if (rc == 0)
+        find_takers(dir);
     return rc;
 }
 

@@ -31,16 +31,19 @@
 #define LVM_DIR_ALSO  "varve-also="
 #define LVM_DIR_TAKES "varve-takes="
 #define LVM_DIR_GONE  ".varve-gone-" /* + host + UUID: unlinked while it was open */
-#define LVM_DIR_WIPE  ".varve-wipe-" /* + host + UUID: unlinked, to be overwritten before it goes  \
-                                      */
-#define LVM_DIR_WIPED "varve-wiped=" /* tag of such an LV: so many bytes from its front are zero   \
-                                      */
+#define LVM_DIR_WIPE                                                                               \
+    ".varve-wipe-" /* + host + UUID: unlinked, to be overwritten before it goes                    \
+                    */
+#define LVM_DIR_WIPED                                                                              \
+    "varve-wiped=" /* tag of such an LV: so many bytes from its front are zero                     \
+                    */
 
 struct lvm_dir {
     struct lvm lvm;    /* filled by the caller */
     bool wipe;         /* by the caller: no LV is removed before it was overwritten */
     struct lvm_vg *vg; /* the last report, and what was changed since; NULL: it has to be read */
     VEC(char *) owned; /* names of LVs, and what steps are made of */
+    VEC(struct lvm_lv *) takers; /* of the report: LVs that take a name over; hardly ever any */
 };
 
 /* Reads the report if there is none. */

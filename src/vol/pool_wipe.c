@@ -76,14 +76,29 @@ static int try_lock(const char *path, struct err *err)
     return TAKE_FD(fd);
 }
 
+static char *lock_path(const struct pool *pool)
+{
+    char *path = NULL;
+
+    return asprintf(&path, "%s/%s.wipe", lock_dir(), pool->vgname) < 0 ? NULL : path;
+}
+
+bool pool_wipe_runs(const struct pool *pool)
+{
+    _cleanup_(freep) char *path = lock_path(pool);
+    _cleanup_(closep) int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+
+    return fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+}
+
 /* Another one that is about to end may not have seen what is there now. */
 SUSPENDS static int lock_wiper(const struct wiper *w, int *ret_fd, struct err *err)
 {
     uint64_t deadline = reactor_now() + LOCK_WAIT_NS;
-    _cleanup_(freep) char *path = NULL;
+    _cleanup_(freep) char *path = lock_path(w->s->pool);
     int fd;
 
-    if (asprintf(&path, "%s/%s.wipe", lock_dir(), w->s->dir.lvm.vg) < 0)
+    if (!path)
         return err_set(err, -ENOMEM, "out of memory");
     if (mkdir(lock_dir(), 0700) < 0 && errno != EEXIST)
         return err_errno(err, -errno, "make the folder of this host's locks, '%s'", lock_dir());

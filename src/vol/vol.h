@@ -116,6 +116,38 @@ struct vol_list {
 void vol_list_free(struct vol_list *list);
 SUSPENDS int vol_list_get(const struct config *cfg, const struct pool *pool, struct vol_list **ret,
                           struct err *err);
+/* ---- space ---- */
+enum vol_op_life { VOL_OP_RUNS, VOL_OP_CUT_OFF, VOL_OP_ELSEWHERE };
+struct vol_pool_op { /* an operation that has not ended */
+    char *op, *volume, *who;
+    enum vol_op_life life;
+};
+struct vol_pool_lv { /* one that was deleted and waits to be wiped */
+    char *lv;
+    uint64_t len, wiped;
+    bool here; /* this host does it */
+};
+struct vol_pool_status { /* bytes */
+    uint64_t total, avail;
+    uint64_t allocated; /* by volumes and their snapshots */
+    uint64_t promised;  /* the disks' sizes */
+    uint64_t growth;    /* what current elements may come to take, with metadata, over what they have */
+    unsigned vols, snaps, orphans, served;
+    struct vol_pool_op *ops;
+    unsigned nb_ops;
+    char **warnings;
+    unsigned nb_warnings;
+    bool is_vg; /* the rest is of a volume group */
+    uint64_t extent_len, metadata_len, metadata_free;
+    unsigned nb_pvs, nb_missing;
+    unsigned active; /* LVs of ours, on this host */
+    struct vol_pool_lv *wipes;
+    unsigned nb_wipes;
+    bool wiping; /* somebody here is at it */
+};
+void vol_pool_status_free(struct vol_pool_status *st);
+SUSPENDS int vol_pool_status(const struct config *cfg, const struct pool *pool,
+                             struct vol_pool_status **ret, struct err *err);
 /* The control socket of a volume: <runtime>/<pool>/<escaped volume>.qmp. The caller frees. */
 char *vol_qmp_path(const struct vol_name *name);
 
