@@ -366,6 +366,12 @@ CO_TEST(a_tool_that_hangs_is_ended)
     CHECK_RC(bench_make("a", EXTENT), 0);
 }
 
+/* LVM's I/O as it is by default: asynchronous, which tests/lib/lvm turns off where it can. */
+static void as_by_default(void)
+{
+    test_sh("true >%s/lvm/lvmlocal.conf", test_dir());
+}
+
 /* ---- kill -9 ---- */
 
 /* What is there is whole: LV and tags or neither; the next command works. */
@@ -390,6 +396,7 @@ CO_TEST(killed_at_any_time_the_metadata_is_whole)
     char text[64];
 
     bench_begin();
+    as_by_default();
     for (unsigned i = 0; i < tries; i++) {
         snprintf(text, sizeof(text), "(sleep 0.%03u; kill -9 $$) & ", i * 4);
         bench_before(text);
@@ -408,6 +415,7 @@ CO_TEST(killed_at_any_write_the_metadata_is_whole)
     int rc = -EIO;
 
     bench_begin();
+    as_by_default();
     if (test_sh_rc("strace -qq -o /dev/null true 2>/dev/null") != 0) {
         printf("  strace cannot be used here\n");
         return;
@@ -502,6 +510,7 @@ CO_TEST(a_thousand_lvs_are_reported)
     char head[4096], path[128];
 
     bench_begin();
+    as_by_default();
     bench_loop(2, "8G");
     bench_use(bench_devices[2]);
     test_sh("cd %s && (lvm pvcreate -q --metadatasize 16m %s && lvm vgcreate -q big %s && "
@@ -532,6 +541,7 @@ CO_TEST(a_thousand_lvs_are_reported)
 CO_TEST(how_long_each_takes)
 {
     bench_begin();
+    as_by_default();
     const struct {
         const char *what;
         int rc;
