@@ -8,9 +8,12 @@
  * held: nobody else changes those.
  */
 #include "vol/store_lvm.h"
+#include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include "base/check.h"
 #include "blk/blk.h"
@@ -263,37 +266,64 @@ static bool has_gone(const struct lvm_store *s)
     return false;
 }
 
-void lvm_store_close(struct lvm_store *s)
+/* Still open: by this process, or by another, which looks after it if it has noted that. */
+static bool is_needed(const struct lvm_store *s, const struct lvm_lv *lv)
+{
+    return lv->open == LVM_YES && !lvm_used_by_other(&s->used, lv->uuid);
+}
+
+/* By this process, or by one that was killed. */
+SUSPENDS static void deactivate_idle(struct lvm_store *s)
 {
     VEC(const char *) idle = {0};
+
+    for (size_t i = s->used.list.len; i-- > 0;) {
+        const struct lvm_lv *lv = find_uuid(s, s->used.list.data[i]);
+
+        if (lv && is_needed(s, lv))
+            continue;
+        if (lv && lv->active != LVM_NO && !lvm_used_by_other(&s->used, lv->uuid) &&
+            vec_push(&idle, lv->name) < 0)
+            break;
+        lvm_used_remove(&s->used, i);
+    }
+    crash_point("lvm-deactivate");
+    if (idle.len && vec_push(&idle, NULL) == 0)
+        (void)lvm_deactivate(&s->dir.lvm, idle.data,
+                             NULL); /* one that was opened meanwhile stays */
+    crash_point("lvm-deactivated");
+    lvm_used_write(&s->used);
+    vec_free(&idle);
+}
+
+void lvm_store_close(struct lvm_store *s)
+{
     struct err err = {0};
 
-    bool swept = s->active.len > 0 || has_gone(s);
+    bool swept = s->used.list.len > 0 || has_gone(s) || lvm_used_any_dead(&s->used);
     lvm_dir_forget(&s->dir); /* what is open now counts */
     if (!swept || lvm_store_begin(s, &err) < 0)
         return; /* they stay active: harmless on one host, and told by `pool status` */
     bool wipes = pool_wipe_is_due(s->dir.vg);
-    for (size_t i = s->active.len; i-- > 0;) {
-        const struct lvm_lv *lv = find_uuid(s, s->active.data[i]);
-
-        if (lv && lv->open == LVM_YES)
-            continue; /* by this process, or by another that will close it */
-        if (lv && lv->active != LVM_NO && vec_push(&idle, lv->name) < 0)
-            break;
-        free(s->active.data[i]);
-        vec_remove_at(&s->active, i);
-    }
-    if (idle.len && vec_push(&idle, NULL) == 0)
-        (void)lvm_deactivate(&s->dir.lvm, idle.data,
-                             NULL); /* one that was opened meanwhile stays */
+    if (lvm_used_adopt(&s->used, &err) == 0)
+        deactivate_idle(s);
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
-    vec_free(&idle);
     if (wipes)
         pool_wipe_start(s->pool);
 }
 
 /* ---- the provider of devices ---- */
+
+/* Of an LV that was active here while another host has extended it: the kernel has the old length.
+ */
+static uint64_t device_len(const char *node)
+{
+    _cleanup_(closep) int fd = open(node, O_RDONLY | O_CLOEXEC);
+    uint64_t len = 0;
+
+    return fd >= 0 && ioctl(fd, BLKGETSIZE64, &len) == 0 ? len : 0;
+}
 
 static int provide(const char *path, char **ret_node, char **ret_handle, struct err *err)
 {
@@ -308,8 +338,12 @@ static int provide(const char *path, char **ret_node, char **ret_handle, struct 
     if (asprintf(ret_handle, "%s/%s", s->dir.lvm.vg, lv->uuid) < 0)
         return err_set(err, -ENOMEM, "out of memory");
     rc = lvm_device(&s->dir.lvm, lv->name, NODE_WAIT_MS, ret_node, err);
-    if (rc < 0)
+    if (rc == 0 && device_len(*ret_node) != lv->len)
+        rc = lvm_refresh(&s->dir.lvm, (const char *const[]){lv->name, NULL}, err);
+    if (rc < 0) {
         free(TAKE_PTR(*ret_handle));
+        free(TAKE_PTR(*ret_node));
+    }
     return rc;
 }
 
