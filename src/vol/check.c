@@ -266,6 +266,8 @@ int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repa
         rc = check_intents(&c, images, err);
     if (rc == 0)
         rc = check_files(&c, err);
+    if (c.repair)
+        pool_close(images); /* also what a killed process has left active */
     if (rc < 0)
         return rc;
     *ret = c.found;

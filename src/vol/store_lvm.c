@@ -76,6 +76,7 @@ int lvm_store_open(const struct pool *pool, struct lvm_store **ret, struct err *
     s->pool = pool;
     s->dir.wipe = pool->saferemove;
     s->lock.fd = -1;
+    lvm_used_init(&s->used, s->dir.lvm.vg);
     blk_set_provider(&provider);
     *ret = s;
     return 0;
@@ -199,19 +200,6 @@ static struct lvm_lv *find_uuid(const struct lvm_store *s, const char *uuid)
 
 /* ---- what this process uses ---- */
 
-static int note_used(struct lvm_store *s, const char *uuid, struct err *err)
-{
-    vec_for_each(it, &s->active)
-        if (strcmp(*it, uuid) == 0)
-            return 0;
-    char *copy = strdup(uuid);
-    if (!copy || vec_push(&s->active, copy) < 0) {
-        free(copy);
-        return err_set(err, -ENOMEM, "out of memory");
-    }
-    return 0;
-}
-
 /* An older report may have been true once. */
 static bool is_active(const struct lvm_store *s, const struct lvm_lv *lv)
 {
@@ -241,7 +229,7 @@ int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err
         if (!lv)
             rc = err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, *names);
         else
-            rc = note_used(s, lv->uuid, err);
+            rc = lvm_used_add(&s->used, lv->uuid, err);
         if (rc == 0 && !is_active(s, lv) && vec_push(&wanted, lv->name) < 0)
             rc = err_set(err, -ENOMEM, "out of memory");
     }
@@ -249,6 +237,7 @@ int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err
         rc = err_set(err, -ENOMEM, "out of memory");
     if (rc == 0 && wanted.len)
         rc = lvm_activate(&s->dir.lvm, wanted.data, LVM_PLAIN, err);
+    crash_point("lvm-activated");
     if (rc == 0)
         note_active(s, wanted.data, wanted.len);
     vec_free(&wanted);
@@ -403,7 +392,7 @@ int lvm_store_create(struct lvm_store *s, const char *name, uint64_t len, struct
     if (rc == 0)
         rc = load(s, err);
     if (rc == 0)
-        rc = note_used(s, lvm_dir_find(&s->dir, name)->uuid, err);
+        rc = lvm_used_add(&s->used, lvm_dir_find(&s->dir, name)->uuid, err);
     lvm_store_end(s);
     return rc;
 }

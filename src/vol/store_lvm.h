@@ -16,14 +16,15 @@
 
 #include "vol/internal.h"
 #include "vol/lvm_dir.h"
+#include "vol/lvm_used.h"
 
 struct lvm_store {
     char *root; /* absolute, normal */
     const struct pool *pool;
     struct lvm_dir dir;
-    char owner[64];     /* tag of LVs under hidden names: whose volume the operation is on */
-    VEC(char *) active; /* UUIDs of LVs that this process has activated */
-    unsigned locked;    /* depth: the pool's lock is held by this process */
+    char owner[64]; /* tag of LVs under hidden names: whose volume the operation is on */
+    struct lvm_used used;
+    unsigned locked;   /* depth: the pool's lock is held by this process */
     uint64_t seqno;    /* of the metadata that the report, with what was noted in it, stands for; 0:
                           unknown */
     unsigned commands; /* run when the report was read */

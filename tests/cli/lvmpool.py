@@ -292,5 +292,6 @@ class LvmPool(Pool):
                 out += ['%s of LV %s' % (t, name) for t in tags if t.startswith(('varve-also=', 'varve-takes='))]
             out += ['VG tag ' + t for t in self.vg_tags(pool) if t.startswith('varve-intent')]
         out += ['active: ' + n for n in self.active()]
+        out += ['what a process used: ' + n for n in os.listdir(os.path.join(self.home, 'lock')) if '.used-' in n]
         folder = os.path.join(self.runtime, '.intents')
         return out + (os.listdir(folder) if os.path.isdir(folder) else [])
