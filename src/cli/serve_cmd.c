@@ -241,7 +241,7 @@ SUSPENDS static int serve(struct target *t, struct err *err)
     layer_sweep_journals();
     rc = serve_run(&t->opts, err);
     if (t->pool)
-        vol_pool_close(t->pool);
+        vol_close_disk(&(struct vol_ctx){.cfg = t->cfg}, t->pool, t->vol->path);
     return rc;
 }
 

@@ -199,6 +199,8 @@ SUSPENDS static int run_commit(struct destroy *d, struct err *err)
         rc = remote_open(d->op->cat, d->vol, &cp.remote, err);
     if (rc == 0)
         rc = commit_run(&cp, true, &left, err);
+    if (rc == 0)
+        tail_cut(d->op->ctx, d->op->pool, cp.final, kid->snap);
     bool begun = cp.begun;
     remote_close(cp.remote);
     commit_plan_fini(&cp);
@@ -304,6 +306,8 @@ SUSPENDS static int run_stream(struct destroy *d, struct err *err)
     if (rc == 0)
         rc = store_unlink(d->snap->path, err);
     crash_point("stream-unlinked");
+    for (unsigned i = 0; i < d->nr_kids && rc == 0; i++)
+        tail_cut(d->op->ctx, d->op->pool, d->kids[i]->path, d->kids[i]->snap);
     taken_restore(d->op->images, d->op->intent);
     if (rc < 0) { /* the snapshot is whole; children that are done just stand lower */
         op_done(d->op, NULL);
@@ -408,6 +412,8 @@ SUSPENDS static int recover_commit(const struct vol_ctx *ctx, const struct pool 
         rc = remote_open_path(qmp, &cp.remote, err);
     if (rc == 0)
         rc = commit_run(&cp, long_too, ret_left, err);
+    if (rc == 0 && !*ret_left)
+        tail_cut(ctx, pool, cp.final, cp.child_snap);
     if (rc == 0 && !*ret_left)
         op_say(ctx, "an interrupted deletion of %s@%s was finished", stem,
                intent_str(in->json, "snap"));

@@ -215,6 +215,13 @@ bool pool_wipe_runs(const struct pool *pool);   /* on this host */
 /* As the program wishes (vol_set_wiper); nothing if it has none. */
 void pool_wipe_start(const struct pool *pool);
 
+/* ---- tails.c ---- */
+/* Gives back what an image's LV has behind its end: of a snapshot's all, of a current one's what is
+ * more than two chunks. Not of one that is being written; a failure is told only. Nothing for
+ * files, raw images, pools with LVs in their full length. The image is not held by the caller. */
+SUSPENDS void tail_cut(const struct vol_ctx *ctx, const struct pool *pool, const char *path,
+                       bool is_snap);
+
 /* ---- taken.c: when snapshots were taken, as the time of their files ---- */
 struct timespec taken_now(void);
 void taken_set(const char *path, struct timespec when);

@@ -245,7 +245,10 @@ int vol_rollback(const struct vol_ctx *ctx, const struct vol_name *name, const c
     if (rc == 0 && !ctx->dry_run)
         op_say(ctx, "%s rolled back to %s%s%s", name->name, name->snap,
                keep ? ", its state kept as " : "", keep ? keep : "");
+    _cleanup_(freep) char *kept = rc == 0 && rb.kept ? strdup(rb.kept) : NULL;
     rollback_fini(&rb);
+    if (kept && !ctx->dry_run)
+        tail_cut(ctx, op.pool, kept, true);
     op_end(&op);
     return rc;
 }
@@ -326,6 +329,9 @@ int rollback_recover(const struct vol_ctx *ctx, const struct pool *pool, const c
         rc = settle(&rb, intent, &how, err);
     if (rc == 0)
         op_say(ctx, "an interrupted rollback of %s was %s", stem, how);
+    blk_close(TAKE_PTR(rb.hold));
+    if (rc == 0 && rb.kept && store_exists(rb.kept))
+        tail_cut(ctx, pool, rb.kept, true);
     rollback_fini(&rb);
     return rc;
 }

@@ -342,7 +342,9 @@ int vol_snapshot(const struct vol_ctx *ctx, const struct vol_name *names, unsign
     else if (rc == 0)
         rc = run(&op, svs, nr, err);
     for (unsigned i = 0; svs && i < nr; i++) {
-        blk_close(svs[i].hold);
+        blk_close(TAKE_PTR(svs[i].hold));
+        if (rc == 0 && !ctx->dry_run)
+            tail_cut(ctx, op.pool, svs[i].snap, true);
         snap_vol_fini(&svs[i]);
     }
     free(svs);
@@ -453,6 +455,8 @@ int snapshot_recover(const struct vol_ctx *ctx, const struct pool *pool, const c
         rc = forward ? redo(&svs[i], err) : undo_killed(&svs[i], err);
     for (unsigned i = 0; i < nr && rc == 0 && forward; i++)
         taken_set_not_before(svs[i].snap, intent);
+    for (unsigned i = 0; i < nr && rc == 0 && forward; i++)
+        tail_cut(ctx, pool, svs[i].snap, true);
     if (rc == 0)
         op_say(ctx, "an interrupted snapshot was %s", forward ? "finished" : "undone");
     for (unsigned i = 0; svs && i < nr; i++)

@@ -216,6 +216,8 @@ void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
 /* At the end of a process that had volumes of a storage open: what was activated for it, and nobody
  * has open, is deactivated. Nothing where files are not activated. */
 SUSPENDS void vol_pool_close(const struct pool *pool);
+/* The same for a server that has closed its disk: space that was taken ahead is given back. */
+SUSPENDS void vol_close_disk(const struct vol_ctx *ctx, const struct pool *pool, const char *path);
 /* Of a storage with `saferemove`: overwrites with zeroes, and then removes, the LVs that operations
  * of this host have unlinked. One process at a time: -EBUSY after a wait of two seconds. An LV that
  * somebody still has open is left, one that fails too, with a line. */
