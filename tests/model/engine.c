@@ -13,6 +13,7 @@
 #include "qcow2/image.h"
 #include "rt/reactor.h"
 #include "rt/sim.h"
+#include "rt/timer.h"
 #include "rt/wait.h"
 #include "test.h"
 
@@ -25,6 +26,7 @@ struct config {
     uint64_t below_len; /* 0: nothing below */
     uint32_t align;     /* of the memory device */
     bool fixed_len;
+    uint64_t chunk; /* a volume that grows by so much; then and when it cannot */
     bool real_file;
     enum image_discard discard;
     bool fresh_unknown;
@@ -55,6 +57,8 @@ struct world {
     struct op ops[ROUND_OPS];
     unsigned nr_ops;
     uint64_t nr_done, claim_waits, write_joins;
+    uint64_t dev_len; /* of a volume that grows */
+    struct image_stats grown;
 };
 
 static uint64_t pick(struct world *w, uint64_t n)
@@ -121,16 +125,37 @@ SUSPENDS static void read_back(struct world *w, uint64_t off, uint64_t len, uint
     CHECK_EQ(image_read(w->img, off, len, &it, below_of(w)), 0);
 }
 
+/* True: there may be room now, it is to be done again. */
+SUSPENDS static bool wait_room(struct world *w, int *rc)
+{
+    return *rc == -ENOBUFS && (*rc = image_wait_room(w->img)) == 0;
+}
+
 SUSPENDS static int do_write(struct world *w, const struct op *op, uint8_t *buf)
 {
     struct iovec iov[3] = {{buf, op->len / 4}, {buf + op->len / 4, op->len / 2}};
-    struct iov_iter it;
+    int rc;
 
     memset(buf, op->value, op->len);
     iov[2].iov_base = buf + op->len / 4 + op->len / 2;
     iov[2].iov_len = op->len - op->len / 4 - op->len / 2;
-    iov_iter_init(&it, iov, 3);
-    return image_write(w->img, op->off, op->len, &it, op->flags, below_of(w));
+    do {
+        struct iov_iter it;
+
+        iov_iter_init(&it, iov, 3);
+        rc = image_write(w->img, op->off, op->len, &it, op->flags | IMAGE_NO_WAIT, below_of(w));
+    } while (wait_room(w, &rc));
+    return rc;
+}
+
+SUSPENDS static int do_zero(struct world *w, const struct op *op)
+{
+    int rc;
+
+    do {
+        rc = image_zero(w->img, op->off, op->len, op->flags | IMAGE_NO_WAIT, below_of(w));
+    } while (wait_room(w, &rc));
+    return rc;
 }
 
 SUSPENDS static int run_op(void *arg)
@@ -145,7 +170,7 @@ SUSPENDS static int run_op(void *arg)
         rc = do_write(w, op, buf);
         break;
     case OP_ZERO:
-        rc = image_zero(w->img, op->off, op->len, op->flags, below_of(w));
+        rc = do_zero(w, op);
         break;
     case OP_DISCARD:
         rc = image_discard(w->img, op->off, op->len, below_of(w));
@@ -333,6 +358,22 @@ SUSPENDS static void verify_all(struct world *w)
 
 /* ---- the image ---- */
 
+/* Now and then there is no room for a while. */
+SUSPENDS_UNCHECKED static int extend(void *ctx, uint64_t *len)
+{
+    struct world *w = ctx;
+
+    if (*len) {
+        timer_sleep(pick(w, 20 * NSEC_PER_MSEC));
+        if (pick(w, 3) == 0)
+            return -ENOSPC;
+        w->dev_len = MAX(w->dev_len, align_up(*len, 64 * KIB));
+        CHECK(w->dev_len <= w->dev->len);
+    }
+    *len = w->dev_len;
+    return 0;
+}
+
 SUSPENDS static struct blk *device(struct world *w, bool create)
 {
     struct blk_file_opts opts = {
@@ -340,6 +381,10 @@ SUSPENDS static struct blk *device(struct world *w, bool create)
     struct err err = {0};
     struct blk *blk;
 
+    if (w->cfg->chunk)
+        return keep_new_as(
+            w->dev,
+            &(struct keep_opts){.fixed_len = true, .len = w->dev_len, .extend = extend, .ctx = w});
     if (!w->cfg->real_file)
         return keep_new(w->dev, w->cfg->fixed_len);
     if (blk_file_open(w->path, &opts, &blk, &err) < 0)
@@ -353,6 +398,7 @@ SUSPENDS static void open_image(struct world *w)
                               .journal_dir = w->journals,
                               .ack = w->cfg->real_file,
                               .cache_bytes = w->cfg->cache_bytes,
+                              .grow = {.chunk = w->cfg->chunk, .on_full = IMAGE_FULL_WAIT},
                               .prealloc_step = 256 * KIB,
                               .discard = w->cfg->discard};
     struct err err = {0};
@@ -388,6 +434,19 @@ static void dump_model(struct world *w)
     fclose(f);
 }
 
+/* To what the image uses; what was behind that is another one's. */
+SUSPENDS static void cut_device(struct world *w)
+{
+    uint8_t old[4096];
+
+    CHECK_EQ(image_open(device(w, false), &(struct image_opts){0}, &w->img, NULL), 0);
+    CHECK_EQ(image_end(w->img, &w->dev_len, NULL), 0);
+    CHECK_EQ(image_close(w->img, NULL), 0);
+    memset(old, 0xee, sizeof(old));
+    for (uint64_t off = align_up(w->dev_len, 4096); off + 4096 <= w->dev->len; off += 4096)
+        CHECK_EQ(blk_write(w->dev, off, old, sizeof(old)), 0);
+}
+
 /* Closes, checks, opens again. */
 SUSPENDS static void reopen(struct world *w)
 {
@@ -397,6 +456,8 @@ SUSPENDS static void reopen(struct world *w)
     image_get_stats(w->img, &stats);
     w->claim_waits += stats.claim_waits;
     w->write_joins += stats.write_joins;
+    w->grown.extensions += stats.extensions;
+    w->grown.room_waits += stats.room_waits;
     if (image_close(w->img, &err) < 0)
         test_fail(__FILE__, __LINE__, "%s: close: %s", w->cfg->name, err_text(&err));
     if (w->cfg->real_file) {
@@ -405,6 +466,8 @@ SUSPENDS static void reopen(struct world *w)
         CHECK(rc == 0 || (rc == 3 && w->kills));
         test_sh("qemu-img compare -q -f qcow2 -F raw %s %s", w->path, w->raw);
     }
+    if (w->cfg->chunk)
+        cut_device(w);
     open_image(w);
     check_image(w, true);
 }
@@ -435,7 +498,12 @@ SUSPENDS static void resize(struct world *w)
 
     if (pick(w, 3) == 0)
         len = MIN(align_up(len, cs), w->max_len);
-    if (image_resize(w->img, len, below_of(w), &err) < 0)
+    int rc = image_resize(w->img, len, below_of(w), &err);
+    while (rc == -ENOSPC && w->cfg->chunk) {
+        timer_sleep(2 * NSEC_PER_SEC);
+        rc = image_resize(w->img, len, below_of(w), &err);
+    }
+    if (rc < 0)
         test_fail(__FILE__, __LINE__, "%s: resize: %s", w->cfg->name, err_text(&err));
     if (len > w->len)
         memset(w->model + w->len, 0, len - w->len);
@@ -492,11 +560,21 @@ SUSPENDS static void setup(struct world *w)
         create.backing_name = w->below_path;
         create.backing_format = "raw";
     }
+    w->dev_len = w->cfg->chunk;
     struct blk *blk = device(w, true);
-    if (image_create(blk, &create, &err) < 0)
+    int rc;
+    while ((rc = image_create(blk, &create, &err)) == -ENOSPC && w->cfg->chunk)
+        ;
+    if (rc < 0)
         test_fail(__FILE__, __LINE__, "%s: create: %s", w->cfg->name, err_text(&err));
     blk_close(blk);
     open_image(w);
+    /* a discard that would need a table, and there is no room for it, is left out */
+    struct op first = {.w = w, .kind = OP_WRITE, .len = 512, .value = 1};
+    if (w->cfg->chunk) {
+        CHECK_EQ(run_op(&first), 0);
+        memset(w->model, 1, 512);
+    }
 }
 
 SUSPENDS static int play(void *arg)
@@ -513,7 +591,7 @@ SUSPENDS static int play(void *arg)
             check_image(&w, false);
         if (i % 100 == 99)
             verify_all(&w);
-        if (i % 90 == 89)
+        if (i % (cfg->chunk ? 12 : 90) == 11)
             reopen(&w);
         if (i % 75 == 74)
             resize(&w);
@@ -526,6 +604,10 @@ SUSPENDS static int play(void *arg)
     CHECK_EQ(image_close(w.img, NULL), 0);
     if (w.dev)
         blk_close(w.dev);
+    if (cfg->chunk)
+        printf("  %-16s %llu extensions, %llu waits for room\n", cfg->name,
+               (unsigned long long)w.grown.extensions, (unsigned long long)w.grown.room_waits);
+    CHECK(!cfg->chunk || (w.grown.extensions > 0 && w.grown.room_waits > 0));
     printf("  %-16s %llu operations, %llu waits for claims, %llu writes joined others, %u kills\n",
            cfg->name, (unsigned long long)w.nr_done, (unsigned long long)w.claim_waits,
            (unsigned long long)w.write_joins, w.kills);
@@ -613,6 +695,39 @@ TEST(random_operations_on_memory)
          8 * MIB,
          4096,
          .fixed_len = true,
+         .rounds = 300},
+        {"volume grows",
+         {.virtual_len = 8 * MIB},
+         0,
+         8 * MIB,
+         512,
+         .fixed_len = true,
+         .chunk = 256 * KIB,
+         .rounds = 400},
+        {"volume grows 4k",
+         {.virtual_len = 4 * MIB, .cluster_size = 4096},
+         64 * KIB,
+         0,
+         512,
+         .fixed_len = true,
+         .chunk = 128 * KIB,
+         .rounds = 400},
+        {"volume grows ext",
+         {.virtual_len = 8 * MIB, .cluster_size = 64 * KIB, .extended_l2 = true},
+         0,
+         8 * MIB,
+         4096,
+         .fixed_len = true,
+         .chunk = MIB,
+         .discard = IMAGE_DISCARD_KEEP,
+         .rounds = 300},
+        {"volume grows 512",
+         {.virtual_len = 1 * MIB, .cluster_size = 512, .refcount_bits = 64},
+         64 * KIB,
+         0,
+         512,
+         .fixed_len = true,
+         .chunk = 64 * KIB,
          .rounds = 300},
         {"volume prealloc",
          {.virtual_len = 8 * MIB, .prealloc = PREALLOC_METADATA},
