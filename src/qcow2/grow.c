@@ -32,7 +32,7 @@
 #define FIRST_NS      (500 * NSEC_PER_MSEC) /* an extension is expected to take, before the first */
 #define LEAD_CHUNKS   4u                    /* never more is wanted to be left */
 #define SMALL_PARTS   64u /* of a chunk: smaller extensions are not tried, but for what is needed */
-#define OVER_BYTES    (64 * MIB)          /* a step behind the size of the full image */
+#define OVER_BYTES    (64 * MIB)          /* at most, behind the size of the full image */
 #define RETRY_NS      (3 * NSEC_PER_SEC)  /* between tries while writes wait */
 #define FULL_NS       (1 * NSEC_PER_SEC)  /* a failed try answers for who may not wait */
 #define AHEAD_NS      (10 * NSEC_PER_SEC) /* between tries while there is room left */
@@ -131,21 +131,21 @@ static uint64_t used_lately(const struct image *img)
     return used;
 }
 
-/* The image will need no more than this as far as is known. */
-static uint64_t most_bytes(const struct image *img)
+/* The size of the full image. Behind that there is more that will be free after a flush than is
+ * needed: it is not asked for ahead. */
+static uint64_t full_bytes(const struct image *img)
 {
-    uint64_t full = img->full_end << img->hdr.cluster_bits;
-
-    return end_bytes(img) <= full ? full : end_bytes(img) + MIN(chunk_of(img), OVER_BYTES);
+    return img->full_end << img->hdr.cluster_bits;
 }
 
 /* So much is wanted to be left. */
 static uint64_t lead_of(const struct image *img)
 {
     uint64_t chunk = chunk_of(img), lead = MAX(chunk / 4, used_lately(img));
+    uint64_t end = end_bytes(img), full = full_bytes(img);
 
     lead = MIN(lead, LEAD_CHUNKS * chunk);
-    return MIN(lead, (most_bytes(img) - end_bytes(img)) / 2);
+    return end < full ? MIN(lead, (full - end) / 2) : 0;
 }
 
 static bool is_short(const struct image *img)
@@ -169,11 +169,13 @@ static uint64_t ahead_of(const struct image *img)
 static uint64_t target_of(const struct image *img)
 {
     const struct grow *g = &img->grow;
-    uint64_t target = MIN(end_bytes(img) + ahead_of(img), most_bytes(img));
+    uint64_t target = MIN(end_bytes(img) + ahead_of(img), full_bytes(img));
 
     if (list_empty(&g->waiters))
         return is_short(img) && target > img->blk->len ? target : 0;
-    return g->need > img->blk->len ? MAX(g->need, target) : 0;
+    if (g->need <= img->blk->len)
+        return 0;
+    return g->need <= full_bytes(img) ? MAX(g->need, target) : g->need + MIN(g->step, OVER_BYTES);
 }
 
 /* ---- extending ---- */

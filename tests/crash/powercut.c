@@ -24,6 +24,7 @@ struct world {
     uint64_t seed, rng;
     struct sectors sectors;
     struct blk *crash, *after; /* after: what survived */
+    uint64_t dev_len;          /* of a volume that grows */
     struct image *img;
     struct blk_crash_report report;
     uint64_t dirty_slices, unlinked_tables, quarantined;
@@ -97,10 +98,36 @@ SUSPENDS static int writer(void *arg)
     return 0;
 }
 
+/* An extension is durable when it returns, or is not there. */
+SUSPENDS_UNCHECKED static int extend(void *ctx, uint64_t *len)
+{
+    struct world *w = ctx;
+
+    if (*len) {
+        timer_sleep(pick(w, 3000000));
+        if (sim_stopped())
+            return -EIO;
+        w->dev_len = MAX(w->dev_len, align_up(*len, 64 * KIB));
+    }
+    *len = w->dev_len;
+    return 0;
+}
+
+static struct blk *device(struct world *w, struct blk *child)
+{
+    if (!w->cfg->chunk)
+        return keep_new(child, w->cfg->fixed_len);
+    return keep_new_as(
+        child,
+        &(struct keep_opts){.fixed_len = true, .len = w->dev_len, .extend = extend, .ctx = w});
+}
+
 SUSPENDS static struct image *open_image(struct world *w, struct blk *blk, struct err *err)
 {
-    struct image_opts opts = {
-        .writable = true, .cache_bytes = w->cfg->cache_bytes, .prealloc_step = MIB};
+    struct image_opts opts = {.writable = true,
+                              .cache_bytes = w->cfg->cache_bytes,
+                              .grow.chunk = w->cfg->chunk,
+                              .prealloc_step = MIB};
     struct image *img;
     int rc = image_open(blk, &opts, &img, err);
 
@@ -117,7 +144,8 @@ SUSPENDS static int until_the_cut(void *arg)
     CHECK_EQ(blk_crash_new(w->cfg->fixed_len, &w->crash), 0);
     if (load_old_data(w->crash, w->cfg->fixed_len) < 0)
         return 0;
-    struct blk *blk = keep_new(w->crash, w->cfg->fixed_len);
+    w->dev_len = w->cfg->chunk;
+    struct blk *blk = device(w, w->crash);
     struct image_create_opts create = w->cfg->create;
     create.backing_name = w->cfg->has_below ? "below" : NULL;
     int rc = image_create(blk, &create, NULL);
@@ -125,7 +153,7 @@ SUSPENDS static int until_the_cut(void *arg)
         rc = blk_flush(blk);
     blk_close(blk);
     if (rc == 0)
-        w->img = open_image(w, keep_new(w->crash, w->cfg->fixed_len), NULL);
+        w->img = open_image(w, device(w, w->crash), NULL);
     if (!w->img) {
         CHECK(sim_stopped());
         blk_close(w->crash);
@@ -197,8 +225,8 @@ SUSPENDS static int after_the_reboot(void *arg)
     struct world *w = arg;
     struct err err = {0};
 
-    check(w, keep_new(w->after, w->cfg->fixed_len));
-    w->img = open_image(w, keep_new(w->after, w->cfg->fixed_len), &err);
+    check(w, device(w, w->after));
+    w->img = open_image(w, device(w, w->after), &err);
     if (!w->img) {
         violation(w, err_text(&err), 0, 0);
         blk_close(w->after);
@@ -216,7 +244,7 @@ SUSPENDS static int after_the_reboot(void *arg)
     if (image_close(w->img, &err) < 0)
         violation(w, err_text(&err), 0, 0);
     if (!w->violations)
-        check(w, keep_new(w->after, w->cfg->fixed_len));
+        check(w, device(w, w->after));
     blk_close(w->after);
     return 0;
 }
@@ -282,6 +310,14 @@ static const struct config configs[] = {
      false,
      12 * MIB,
      32},
+    {"volume grows", {.virtual_len = 2 * MIB}, 0, false, 8 * MIB, 64, .chunk = 320 * KIB},
+    {"volume grows 4k",
+     {.virtual_len = 2 * MIB, .cluster_size = 4096},
+     64 * KIB,
+     true,
+     6 * MIB,
+     64,
+     .chunk = 128 * KIB},
     {"volume ext",
      {.virtual_len = 2 * MIB,
       .cluster_size = 32 * KIB,
