@@ -4,6 +4,7 @@
  */
 #include "../../../src/vol/lvm_head.h"
 #include <fcntl.h>
+#include <sys/mman.h>
 #include "lvm_bench.h"
 #include "qcow2/format.h"
 #include "rt/reactor.h"
@@ -294,6 +295,15 @@ CO_TEST(odd_headers)
         CHECK_RC(read_head("a", &head), 0);
         CHECK_STR(head.backing, "far-behind.qcow2");
         head_fini(&head);
+        /* the same of a file, and of one that ends before the name does */
+        _cleanup_(closep) int fd = memfd_create("head", 0);
+        CHECK_EQ(write(fd, buf, 64 * KIB), 64 * KIB);
+        CHECK_RC(head_read(fd, &head, &err), 0);
+        CHECK_STR(head.backing, "far-behind.qcow2");
+        head_fini(&head);
+        CHECK_EQ(ftruncate(fd, off + 3), 0);
+        CHECK_RC(head_read(fd, &head, &err), -EUCLEAN);
+        CHECK_STR(err.text, "the name of the backing file is cut off");
     }
     deactivate("a");
     CHECK_RC(read_head("a", &head), 0);
