@@ -11,8 +11,8 @@ struct config { /* what image a run is about */
     bool has_below;
     uint64_t fixed_len;   /* a volume of this length, with old data; 0: a file */
     unsigned max_sectors; /* of one operation */
-    uint64_t chunk;       /* the volume is cut to its image at first, and grows */
     unsigned legs;        /* sessions of a walk (walk.h); 0: LEGS */
+    uint64_t chunk;       /* the volume is cut to its image at first, and grows */
 };
 
 struct load {

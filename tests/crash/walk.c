@@ -32,6 +32,7 @@ struct walk {
     bool quiet;
     struct totals *t;
     struct blk *crash;
+    uint64_t dev_len; /* of a volume that grows */
     struct sectors sectors;
     char dir[200], journal_path[300];
     uint64_t base_ns, now_ns; /* all sessions' time until this one, and until the last one's end */
@@ -138,9 +139,26 @@ static const struct image_below *below_of(const struct walk *w)
     return w->cfg->has_below ? &sectors_below : NULL;
 }
 
-SUSPENDS static struct blk *device(struct walk *w)
+/* An extension is there, whoever asked for it; or it is not. */
+SUSPENDS_UNCHECKED static int extend(void *ctx, uint64_t *len)
+{
+    struct walk *w = ctx;
+
+    if (*len) {
+        timer_sleep(rng_below(&w->rng, 3000000));
+        if (sim_stopped())
+            return -EIO;
+        w->dev_len = MAX(w->dev_len, align_up(*len, 64 * KIB));
+    }
+    *len = w->dev_len;
+    return 0;
+}
+
+static struct blk *device(struct walk *w)
 {
     return keep_new_as(w->crash, &(struct keep_opts){.fixed_len = w->cfg->fixed_len,
+                                                     .len = w->cfg->chunk ? w->dev_len : 0,
+                                                     .extend = w->cfg->chunk ? extend : NULL,
                                                      .ino = w->ino,
                                                      .refused = died,
                                                      .ctx = w,
@@ -153,6 +171,7 @@ SUSPENDS static int open_image(struct walk *w, bool writable, struct image **ret
                               .ack = writable && !w->is_foreign,
                               .journal_dir = w->is_foreign ? NULL : w->dir,
                               .cache_bytes = w->cfg->cache_bytes,
+                              .grow.chunk = w->cfg->chunk,
                               .prealloc_step = MIB};
     struct blk *blk = device(w);
     int rc = image_open(blk, &opts, ret, err);
@@ -469,7 +488,8 @@ SUSPENDS static int make_image(void *arg)
 
     CHECK_EQ(blk_crash_new(w->cfg->fixed_len, &w->crash), 0);
     CHECK_EQ(load_old_data(w->crash, w->cfg->fixed_len), 0);
-    struct blk *blk = keep_new(w->crash, w->cfg->fixed_len);
+    w->dev_len = w->cfg->chunk;
+    struct blk *blk = device(w);
     create.backing_name = w->cfg->has_below ? "below" : NULL;
     CHECK_EQ(image_create(blk, &create, NULL), 0);
     CHECK_EQ(blk_flush(blk), 0);
