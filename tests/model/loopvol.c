@@ -95,6 +95,18 @@ struct extend_call {
     uint64_t len;
 };
 
+static uint64_t room_of(const struct loopvol *v)
+{
+    unsigned long long room = v->room;
+    FILE *f = v->room_file ? fopen(v->room_file, "re") : NULL;
+
+    if (f && fscanf(f, "%llu", &room) != 1)
+        room = 0;
+    if (f)
+        fclose(f);
+    return room;
+}
+
 static int do_extend(void *arg)
 {
     struct extend_call *c = arg;
@@ -108,10 +120,11 @@ SUSPENDS static int extend(const char *handle, uint64_t len, struct err *err)
 
     c.v->extends++;
     timer_sleep(c.v->delay_ns);
-    if (align_up(len, LOOPVOL_EXTENT) <= c.v->room)
+    uint64_t room = room_of(c.v);
+    if (align_up(len, LOOPVOL_EXTENT) <= room)
         return offload(do_extend, &c);
     c.v->failed++;
-    return err_set(err, -ENOSPC, "there is room for %llu bytes", (unsigned long long)c.v->room);
+    return err_set(err, -ENOSPC, "there is room for %llu bytes", (unsigned long long)room);
 }
 
 static const struct blk_provider provider = {owns, provide, extend};

@@ -12,8 +12,9 @@
 
 struct loopvol {
     char path[256], file[256], dev[32];
-    uint64_t room;     /* bytes that it may have */
-    uint64_t delay_ns; /* an extension takes */
+    uint64_t room;         /* bytes that it may have */
+    const char *room_file; /* or what stands there; borrowed */
+    uint64_t delay_ns;     /* an extension takes */
     unsigned extends, failed;
 };
 
