@@ -73,6 +73,12 @@ SUSPENDS static int check_one(struct volcmd *cmd, const struct pool *pool, unsig
     int rc = vol_pool_check(&cmd->ctx, pool, args_flag(cmd->args, "repair"), &found, err);
 
     *bad = found.repairable + found.hopeless;
+    if (rc == 0 && args_flag(cmd->args, "proxmox")) {
+        unsigned foreign = 0;
+
+        rc = vol_pool_check_proxmox(&cmd->ctx, pool, &foreign, err);
+        *bad += foreign;
+    }
     if (rc == 0 && !cmd->json && !args_flag(cmd->args, "quiet"))
         printf("%s: %u to repair, %u need a person, %u harmless\n", pool->id, found.repairable,
                found.hopeless, found.notes);
@@ -115,9 +121,15 @@ const struct command command_pool_check = {
     .text = "Looks for operations that were cut off, volumes without a current element, broken "
             "backing references and files that belong to nothing. --repair finishes or undoes what "
             "can be; files that belong to nothing are reported, never deleted. The exit status is "
-            "1 while something needs repair or a person.",
+            "1 while something needs repair or a person.\n\n"
+            "--proxmox also names what Proxmox VE could not handle if it were given the pool as it "
+            "is, and makes the exit status 1 if there is something: snapshots in several branches, "
+            "or raw ones, volumes of no guest, clones of snapshots, and in a volume group base "
+            "images, clones, logical volumes that are shorter than a full image (`thin-chunk`), "
+            "missing tags, names in tags.",
     .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
     .options = (const struct option[]){{0, "repair", NULL, "put right what was found"},
+                                       {0, "proxmox", NULL, "name what Proxmox could not handle"},
                                        VOL_OPT_CONFIG,
                                        VOL_OPT_JSON,
                                        VOL_OPT_DRY_RUN,

@@ -116,6 +116,24 @@ bool lvm_dir_owner(const char *name, char *tag, size_t len)
     return false;
 }
 
+/* "snap_vm-100-disk-0_s.qcow2": of the ways to read it, that with the shortest volume's name. */
+bool lvm_dir_chain(const char *name, char *tag, size_t len)
+{
+    static const char suffix[] = ".qcow2";
+    char owner[64];
+    size_t n = strlen(name), tail = strlen(suffix);
+
+    if (!lvm_dir_owner(name, owner, sizeof(owner)) || n < tail ||
+        strcmp(name + n - tail, suffix) != 0)
+        return false;
+    n -= tail;
+    if (strncmp(name, "snap_", 5) == 0) {
+        name += 5;
+        n = strcspn(name, "_");
+    }
+    return (size_t)snprintf(tag, len, LVM_DIR_CHAIN "%.*s%s", (int)n, name, suffix) < len;
+}
+
 /* ---- the report ---- */
 
 /* Every name is asked of them. */
@@ -159,7 +177,7 @@ static char *own(struct lvm_dir *dir, const char *text)
 
 struct step { /* LVs and tags; each list ends with NULL */
     struct lvm_lv *lvs[3];
-    char *add[2], *del[3];
+    char *add[3], *del[5];
 };
 
 static void put(struct lvm_dir *dir, char **list, const char *key, const char *value)
@@ -208,20 +226,31 @@ SUSPENDS static int run_tags(struct lvm_dir *dir, const struct step *s, struct e
     return rc;
 }
 
-/* Its tag follows the name. One that was cut off here is ours all the same. */
+static bool tells_owner(const char *tag)
+{
+    return tag_value(tag, LVM_DIR_GUEST) || tag_value(tag, LVM_DIR_CHAIN "base-") ||
+           strcmp(tag, LVM_DIR_TAG) == 0;
+}
+
+/* Its tags follow the name. One that was cut off here is ours all the same. */
 SUSPENDS static int set_owner(struct lvm_dir *dir, struct lvm_lv *lv, struct err *err)
 {
-    struct step s = {0};
-    char tag[64];
+    struct step s = {.lvs = {lv}};
+    char owner[64], chain[LVM_NAME_MAX + 8] = "";
+    unsigned nr = 0;
 
-    if (!lvm_dir_owner(lv->name, tag, sizeof(tag)) || lvm_lv_has_tag(lv, tag))
+    if (!lvm_dir_owner(lv->name, owner, sizeof(owner)))
         return 0;
-    s.lvs[0] = lv;
-    put(dir, s.add, "", tag);
+    bool has_chain = lvm_dir_chain(lv->name, chain, sizeof(chain));
+    if (!lvm_lv_has_tag(lv, owner))
+        put(dir, s.add, "", owner);
+    if (has_chain && !lvm_lv_has_tag(lv, chain))
+        put(dir, s.add, "", chain);
     vec_for_each(it, &lv->tags)
-        if (!*s.del && (tag_value(*it, LVM_DIR_GUEST) || strcmp(*it, LVM_DIR_TAG) == 0))
+        if (tells_owner(*it) && strcmp(*it, owner) != 0 && strcmp(*it, chain) != 0 &&
+            ++nr < ARRAY_SIZE(s.del))
             put(dir, s.del, "", *it);
-    return run_tags(dir, &s, err);
+    return *s.add || *s.del ? run_tags(dir, &s, err) : 0;
 }
 
 SUSPENDS static int run_rename(struct lvm_dir *dir, struct lvm_lv *lv, const char *new,

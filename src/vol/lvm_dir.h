@@ -28,6 +28,7 @@
 
 #define LVM_DIR_TAG   "varve"
 #define LVM_DIR_GUEST "pve-vm-" /* + the guest's number: Proxmox's tag */
+#define LVM_DIR_CHAIN "pve-"    /* + the volume's name with its suffix: of all its elements */
 #define LVM_DIR_ALSO  "varve-also="
 #define LVM_DIR_TAKES "varve-takes="
 #define LVM_DIR_GONE  ".varve-gone-" /* + host + UUID: unlinked while it was open */
@@ -57,6 +58,8 @@ const char *lvm_dir_name(const struct lvm_dir *dir, const struct lvm_lv *lv, uns
 /* The tag of a guest's volume or snapshot, by its name: Proxmox finds them so. false: it is no
  * guest's. Renames to such a name set it. */
 bool lvm_dir_owner(const char *name, char *tag, size_t len);
+/* The tag by which Proxmox activates a qcow2 volume with its snapshots. false: it has none. */
+bool lvm_dir_chain(const char *name, char *tag, size_t len);
 /* By our tag, or by Proxmox's "pve-vm-<vmid>". */
 bool lvm_dir_is_ours(const struct lvm_lv *lv);
 

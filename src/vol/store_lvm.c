@@ -368,21 +368,31 @@ void lvm_store_set_owner(const char *images, const char *stem)
 {
     struct lvm_store *s = lvm_store_of(images);
 
-    if (s && !lvm_dir_owner(stem, s->owner, sizeof(s->owner)))
+    _cleanup_(freep) char *name = NULL;
+
+    if (!s)
+        return;
+    if (!lvm_dir_owner(stem, s->owner, sizeof(s->owner)))
         snprintf(s->owner, sizeof(s->owner), "%s", LVM_DIR_TAG);
+    name = file_join(images, stem, "qcow2");
+    if (!name || !lvm_dir_chain(name, s->chain, sizeof(s->chain)))
+        s->chain[0] = '\0';
 }
 
 int lvm_store_create(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
 {
-    char owner[64];
-    const char *const tags[] = {owner, NULL};
+    char owner[64], chain[sizeof(s->chain)];
+    const char *tags[] = {owner, NULL, NULL};
     struct lvm_new lv = {.name = name, .len = len, .tags = tags, .mode = LVM_PLAIN};
     int rc = lvm_store_begin(s, err);
 
     if (rc < 0)
         return rc;
-    if (!lvm_dir_owner(name, owner, sizeof(owner)))
+    bool is_guests = lvm_dir_owner(name, owner, sizeof(owner));
+    if (!is_guests)
         snprintf(owner, sizeof(owner), "%s", *s->owner ? s->owner : LVM_DIR_TAG);
+    if (is_guests ? lvm_dir_chain(name, chain, sizeof(chain)) : *s->chain)
+        tags[1] = is_guests ? chain : s->chain;
     if (lvm_dir_find(&s->dir, name))
         rc = err_set(err, -EEXIST, "there is an LV '%s/%s' already", s->dir.lvm.vg, name);
     if (rc == 0) {

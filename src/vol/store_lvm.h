@@ -22,7 +22,8 @@ struct lvm_store {
     char *root; /* absolute, normal */
     const struct pool *pool;
     struct lvm_dir dir;
-    char owner[64]; /* tag of LVs under hidden names: whose volume the operation is on */
+    char owner[64]; /* tags of LVs under hidden names: whose volume the operation is on */
+    char chain[LVM_NAME_MAX + 8]; /* and which; "": it has none */
     struct lvm_used used;
     unsigned locked;   /* depth: the pool's lock is held by this process */
     uint64_t seqno;    /* of the metadata that the report, with what was noted in it, stands for; 0:

@@ -239,6 +239,10 @@ struct vol_findings {    /* that are left */
     unsigned hopeless;   /* only a person can say what to do */
     unsigned notes;      /* harmless: stray files, operations under way */
 };
+/* What Proxmox VE could not handle in the pool as it is, one line each through ctx->say; *ret
+ * counts them. */
+SUSPENDS int vol_pool_check_proxmox(const struct vol_ctx *ctx, const struct pool *pool,
+                                    unsigned *ret, struct err *err);
 /* Reports debris and broken chains, one line a finding through ctx->say; repairs them if asked. */
 SUSPENDS int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repair,
                             struct vol_findings *ret, struct err *err);

@@ -60,7 +60,7 @@ TEST(sections_and_keys)
     CHECK(pool->images && pool->rootdir && pool->snapext && !pool->mountpoint);
     CHECK_EQ(cfg->pools[1].type, POOL_LVM);
     CHECK_STR(cfg->pools[1].vgname, "test");
-    CHECK_EQ(config_pool(cfg, "test", &pool, &err), -ENOTSUP);
+    CHECK_EQ(config_pool(cfg, "test", &pool, &err), 0);
     CHECK_EQ(config_pool(cfg, "n", &pool, &err), 0);
     CHECK_STR(pool->path, "/mnt/pve/n");
     CHECK_STR(pool->mountpoint, "/mnt/pve/n");
@@ -68,6 +68,27 @@ TEST(sections_and_keys)
     CHECK(strstr(err.text, "disabled"));
     CHECK_EQ(config_pool(cfg, "none", &pool, &err), -ENOENT);
     config_free(cfg);
+}
+
+TEST(keys_of_removal)
+{
+    struct config *cfg = load("lvm: a\n\tvgname a\n\tsaferemove 1\n"
+                              "\tsaferemove_throughput -10485760\n\tsaferemove-stepsize 8\n\n"
+                              "lvm: b\n\tvgname b\n\tsaferemove 0\n\tsaferemove_throughput 50m\n\n"
+                              "lvm: c\n\tvgname c\n");
+
+    CHECK_EQ(cfg->nb_errors, 0);
+    CHECK_EQ(cfg->nb_warnings, 0);
+    CHECK(cfg->pools[0].saferemove && !cfg->pools[1].saferemove && !cfg->pools[2].saferemove);
+    CHECK_EQ(cfg->pools[0].saferemove_rate, 10485760);
+    CHECK_EQ(cfg->pools[0].saferemove_step, 8u << 20);
+    CHECK_EQ(cfg->pools[1].saferemove_rate, 50u << 20);
+    CHECK_EQ(cfg->pools[1].saferemove_step, 0);
+    CHECK_EQ(cfg->pools[2].saferemove_rate, 0);
+    config_free(cfg);
+    check_bad("lvm: a\n\tvgname a\n\tsaferemove maybe\n", 3, "neither 0 nor 1");
+    check_bad("lvm: a\n\tvgname a\n\tsaferemove_throughput fast\n", 3, "bytes a second");
+    check_bad("lvm: a\n\tvgname a\n\tsaferemove-stepsize 3\n", 3, "1, 2, 4, 8, 16, 32");
 }
 
 TEST(own_keys)
