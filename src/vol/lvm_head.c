@@ -63,12 +63,14 @@ static int open_direct(const char *path)
     return fd < 0 ? -errno : fd;
 }
 
-/* The LV's own device; -ENOENT if it has none here. What the report says of its activity may be of
- * before it was activated. */
+/* The LV's own device; -ENOENT if it has none here, or one that would never answer (suspended).
+ * What the report says of its activity may be of before it was activated. */
 static int open_node(const struct lvm_lv *lv, const char *root)
 {
     _cleanup_(freep) char *path = NULL;
 
+    if (lv->suspended)
+        return -ENOENT;
     if (asprintf(&path, "%s/%s", root, lv->name) < 0) {
         path = NULL;
         return -ENOMEM;

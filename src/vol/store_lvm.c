@@ -145,6 +145,28 @@ int lvm_store_look(struct lvm_store *s, struct err *err)
     return s->locked ? load(s, err) : load_again(s, err);
 }
 
+/* A tool that was killed while it changed an active LV has left it suspended, and whoever reads it
+ * waits. The report was made under LVM's own lock: nobody is about to resume it. */
+SUSPENDS static int resume(struct lvm_store *s, struct err *err)
+{
+    VEC(const char *) names = {0};
+    int rc = 0;
+
+    vec_for_each(lv, &s->dir.vg->lvs)
+        if (rc == 0 && lv->suspended && lvm_dir_is_ours(lv))
+            rc = vec_push(&names, lv->name);
+    if (rc == 0 && names.len)
+        rc = vec_push(&names, NULL);
+    if (rc < 0)
+        rc = err_set(err, rc, "out of memory");
+    else if (names.len && !s->dir.vg->unlocked) {
+        rc = lvm_refresh(&s->dir.lvm, names.data, err);
+        lvm_dir_forget(&s->dir);
+    }
+    vec_free(&names);
+    return rc < 0 ? rc : load(s, err);
+}
+
 int lvm_store_begin(struct lvm_store *s, struct err *err)
 {
     int rc = 0;
@@ -157,6 +179,8 @@ int lvm_store_begin(struct lvm_store *s, struct err *err)
     rc = s->locked++ == 0 ? load_again(s, err) : load(s, err);
     if (rc == 0)
         rc = lvm_vg_check(s->dir.vg, err);
+    if (rc == 0 && s->fresh)
+        rc = resume(s, err);
     if (rc == 0)
         rc = lvm_dir_settle(&s->dir, err);
     if (rc == 0 && s->fresh)
