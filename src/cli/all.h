@@ -20,6 +20,7 @@ extern const struct command command_clone, command_template;
 /* relocate.c */
 extern const struct command command_rename, command_move;
 /* job_cmd.c */
+extern const struct command command_handover, command_takeover;
 extern const struct command command_job_list, command_job_pause, command_job_resume,
     command_job_cancel, command_job_set_speed;
 /* stats_cmd.c */

@@ -28,6 +28,8 @@ const struct command *const commands[] = {
     &command_move,
     &command_serve,
     &command_stats,
+    &command_handover,
+    &command_takeover,
     &command_job_list,
     &command_job_pause,
     &command_job_resume,

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "base/vec.h"
 #include "chain/chain.h"
 #include "cli/volcmd.h"
 #include "cli/wiper.h"
@@ -14,9 +15,11 @@
 struct target {
     const struct args *args;
     struct config *cfg;
-    const struct pool *pool;     /* NULL: a file is served */
-    struct vol_info *vol;        /* NULL: a plain file */
-    struct vol_opening *opening; /* keeps operations away until the disk is open */
+    const struct pool *pool; /* NULL: a file is served */
+    struct vol_name name;
+    struct vol_info *vol;           /* NULL: a plain file */
+    VEC(struct vol_info *) earlier; /* before the disk came; options point into them */
+    struct vol_opening *opening;    /* keeps operations away until the disk is open */
     struct serve_opts opts;
     struct serve_snapshot *snaps;
     char **strings; /* owned texts of opts */
@@ -90,9 +93,42 @@ static void opened(void *ctx)
     vol_opening_end(TAKE_PTR(t->opening));
 }
 
-SUSPENDS static int find_volume(struct target *t, struct err *err)
+/* Nobody changes its names from here to opened(). */
+SUSPENDS static int begin_opening(struct target *t, struct err *err)
 {
     struct vol_ctx ctx = {.cfg = t->cfg, .say = say, .ctx = t};
+    int rc = vol_opening_begin(&ctx, &t->name, &t->opening, err);
+
+    return rc == 0 ? vol_info_get(t->cfg, &t->name, &t->vol, err) : rc;
+}
+
+/* The disk has come: as it is now, with snapshots that were taken meanwhile. */
+SUSPENDS static int take(void *ctx, struct err *err)
+{
+    struct target *t = ctx;
+    int rc = vec_push(&t->earlier, t->vol);
+
+    if (rc < 0)
+        return err_errno(err, rc, "take the disk over");
+    t->vol = NULL;
+    rc = begin_opening(t, err);
+    if (rc < 0) {
+        t->vol = t->earlier.data[--t->earlier.len];
+        return rc;
+    }
+    t->opts.path = t->vol->path;
+    t->opts.format = t->vol->format;
+    free(t->snaps);
+    t->snaps = NULL;
+    t->opts.snapshots = NULL;
+    t->opts.nb_snapshots = 0;
+    take_snapshots(t);
+    return 0;
+}
+
+SUSPENDS static int find_volume(struct target *t, struct err *err)
+{
+    bool incoming = args_flag(t->args, "incoming");
     const struct pool *pool;
     struct vol_name name;
     int rc = vol_parse_in(t->cfg, args_operand(t->args, 0), &name, err);
@@ -101,13 +137,16 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
         rc = err_set(err, -EINVAL, "a snapshot is served with its volume, not alone");
     if (rc == 0)
         rc = config_pool(t->cfg, name.pool, &pool, err);
+    t->name = name;
     if (rc == 0)
-        rc = vol_opening_begin(&ctx, &name, &t->opening, err);
-    if (rc == 0)
-        rc = vol_info_get(t->cfg, &name, &t->vol, err);
+        rc = incoming ? vol_info_get(t->cfg, &name, &t->vol, err) : begin_opening(t, err);
     if (rc < 0)
         return rc;
     t->pool = pool;
+    if (incoming) {
+        t->opts.incoming_len = t->vol->virtual_len;
+        t->opts.take = take;
+    }
     t->opts.path = t->vol->path;
     t->opts.format = t->vol->format;
     t->opts.volume = t->vol->name;
@@ -119,7 +158,8 @@ SUSPENDS static int find_volume(struct target *t, struct err *err)
     if (!t->opts.cache_bytes)
         t->opts.cache_bytes = pool->cache_size;
     t->opts.grow_chunk = pool->thin_chunk;
-    take_snapshots(t);
+    if (!incoming)
+        take_snapshots(t);
     return make_runtime_dir(t->vol->qmp_path, err);
 }
 
@@ -223,6 +263,10 @@ SUSPENDS static int serve(struct target *t, struct err *err)
 
     if (rc < 0)
         return rc;
+    if (args_flag(t->args, "incoming") && (is_path(what) || args_value(t->args, "qmp", NULL)))
+        return err_set(err, -EINVAL,
+                       "--incoming is for volumes, under their own control socket: there the other "
+                       "host hands them over");
     if (is_path(what)) {
         t->opts.path = what;
     } else if (t->opts.format) {
@@ -265,6 +309,9 @@ static int run_serve(const struct args *args)
     free((void *)(uintptr_t)t.opts.exports);
     vol_opening_end(t.opening);
     vol_info_free(t.vol);
+    vec_for_each(it, &t.earlier)
+        vol_info_free(*it);
+    vec_free(&t.earlier);
     config_free(t.cfg);
     return status;
 }
@@ -322,6 +369,9 @@ const struct command command_serve = {
              "threads that NBD clients are spread over, started as they come (default: one for two "
              "CPUs, at most 4)"},
             {'r', "read-only", NULL, "serve read-only"},
+            {0, "incoming", NULL,
+             "the disk is served on another host, and comes from there with its guest: wait for "
+             "'varve takeover'"},
             {0, "buffered", NULL, "use the host's page cache instead of direct I/O"},
             VOL_OPT_CONFIG,
             {0}},

@@ -61,6 +61,9 @@ SUSPENDS void nbd_export_suspend(struct nbd_export *exp);
 void nbd_export_resume(struct nbd_export *exp);
 /* Puts another chain under a suspended export (its length may differ). */
 void nbd_export_set_chain(struct nbd_export *exp, struct chain *chain);
+/* The disk is elsewhere: clients are let in, their requests fail (NBD_ESHUTDOWN). Before clients,
+ * or while it is suspended. */
+void nbd_export_set_away(struct nbd_export *exp, bool away);
 void nbd_export_get_stats(const struct nbd_export *exp, struct export_stats *ret);
 void nbd_export_add_latency(const struct nbd_export *exp, struct export_latency *sum);
 const char *nbd_export_name(const struct nbd_export *exp);

@@ -24,6 +24,14 @@ struct qmp_client {
     VEC(json_t *) events; /* owned references, oldest first */
 };
 
+pid_t qmp_peer_pid(const struct qmp_client *qmp)
+{
+    struct ucred peer = {.pid = -1};
+    socklen_t len = sizeof(peer);
+
+    return getsockopt(qmp->fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ? -1 : peer.pid;
+}
+
 static int broken(struct qmp_client *qmp, struct err *err, const char *why)
 {
     qmp->broken = true;
@@ -88,13 +96,13 @@ static int code_of(const char *class, const char *desc)
     } parts[] = {
         {"busy", -EBUSY},           {"in use", -EBUSY},     {"Failed to find", -ENOENT},
         {"Cannot find", -ENOENT},   {"not found", -ENOENT}, {"is not found", -ENOENT},
-        {"No space left", -ENOSPC},
+        {"No space left", -ENOSPC}, {"is being ", -EBUSY},  {"is open on host", -EBUSY},
     };
 
     if (strcmp(class, "DeviceNotFound") == 0 || strcmp(class, "DeviceNotActive") == 0)
         return -ENOENT;
     if (strcmp(class, "CommandNotFound") == 0)
-        return -EREMOTEIO;
+        return -EOPNOTSUPP;
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
         if (strcasestr(desc, parts[i].part))
             return parts[i].rc;

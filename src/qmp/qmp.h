@@ -15,10 +15,12 @@
 struct qmp_client;
 /* Connects, reads the greeting, negotiates. -ENOENT/-ECONNREFUSED when nobody serves there. */
 SUSPENDS int qmp_connect(const char *path, struct qmp_client **ret, struct err *err);
-void qmp_client_free(struct qmp_client *qmp); /* closes the socket */
+void qmp_client_free(struct qmp_client *qmp);     /* closes the socket */
+pid_t qmp_peer_pid(const struct qmp_client *qmp); /* -1: unknown */
 /* Executes; args may be NULL (takes). *ret (may be NULL) is a new reference to "return". A QMP
- * error gives -EREMOTEIO (or -ENOENT for class DeviceNotFound, -EBUSY when desc says so) with desc
- * as text. A dead peer gives -EPIPE. Events that arrive meanwhile are kept for qmp_wait_event. */
+ * error gives -EREMOTEIO (or -ENOENT for class DeviceNotFound, -EOPNOTSUPP for CommandNotFound,
+ * -EBUSY when desc says so) with desc as text. A dead peer gives -EPIPE. Events that arrive
+ * meanwhile are kept for qmp_wait_event. */
 SUSPENDS int qmp_execute(struct qmp_client *qmp, const char *command, json_t *args, json_t **ret,
                          struct err *err);
 /* Next event whose name is `name` (NULL: any) and, if `key` is given, whose data[key] is the string
@@ -55,6 +57,8 @@ SUSPENDS void qmp_server_stop(struct qmp_server *server);
 SUSPENDS int qmp_server_listen(const char *path, const struct qmp_command *commands, void *ctx,
                                struct qmp_server **ret, struct err *err);
 SUSPENDS int qmp_server_accept(struct qmp_server *server, struct err *err);
+/* Another table of commands from now on; it must stay. */
+void qmp_server_set_commands(struct qmp_server *server, const struct qmp_command *commands);
 /* Before an orderly end: refuses further commands and waits for those that run. Events still go
  * out. */
 SUSPENDS void qmp_server_quiesce(struct qmp_server *server);

@@ -480,6 +480,11 @@ SUSPENDS int qmp_server_accept(struct qmp_server *server, struct err *err)
     return rc < 0 ? err_errno(err, rc, "QMP socket '%s'", server->path) : 0;
 }
 
+void qmp_server_set_commands(struct qmp_server *server, const struct qmp_command *commands)
+{
+    server->commands = commands;
+}
+
 SUSPENDS int qmp_server_start(const char *path, const struct qmp_command *commands, void *ctx,
                               struct qmp_server **ret, struct err *err)
 {

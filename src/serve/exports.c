@@ -43,6 +43,8 @@ static int attach(struct serve *s, struct serve_export *e, struct serve_nbd *n, 
     if (rc == -EEXIST)
         return err_set(err, rc, "NBD server already has export named '%s'", e->name);
     if (rc == 0)
+        nbd_export_set_away(exp, s->incoming);
+    if (rc == 0)
         rc = vec_push(&e->on, (struct serve_export_on){n, exp});
     return rc;
 }
@@ -352,8 +354,7 @@ static struct layer *layer_of_file(const struct chain *chain, const char *path)
     return NULL;
 }
 
-SUSPENDS static int add_snapshot(struct serve *s, const struct serve_snapshot *snap,
-                                 struct err *err)
+int serve_add_snapshot(struct serve *s, const struct serve_snapshot *snap, struct err *err)
 {
     struct layer *layer = layer_of_file(s->chain, snap->path);
 
@@ -371,8 +372,8 @@ SUSPENDS int serve_exports_start(struct serve *s, struct err *err)
 
     if (rc == 0 && o->volume)
         rc = serve_export_add(s, o->volume, o->volume, o->volume_id, NULL, writable, NULL, err);
-    for (unsigned i = 0; rc == 0 && i < o->nb_snapshots; i++)
-        rc = add_snapshot(s, &o->snapshots[i], err);
+    for (unsigned i = 0; rc == 0 && !s->incoming && i < o->nb_snapshots; i++)
+        rc = serve_add_snapshot(s, &o->snapshots[i], err);
     for (unsigned i = 0; rc == 0 && i < o->nb_exports; i++)
         rc = start_spec(s, o->exports[i], err);
     return rc;
@@ -466,6 +467,7 @@ SUSPENDS void serve_exports_switch(struct serve *s, struct chain *chain)
         }
         vec_for_each(on, &e->on) {
             nbd_export_set_chain(on->exp, chain);
+            nbd_export_set_away(on->exp, false);
             nbd_export_resume(on->exp);
         }
     }

@@ -78,6 +78,7 @@ struct serve {
     struct co_group group; /* signals */
     struct co *signal_co;
     int signal_fd;
+    bool incoming;           /* incoming.c: the chain is a stand-in */
     const char *stop_reason; /* set: the end was asked for */
     struct wait_queue stop_wait;
     struct timer watch;
@@ -100,6 +101,14 @@ void serve_event(struct serve *s, const char *name, json_t *data);
 struct image_grow_opts serve_grow_opts(struct serve *s);
 /* One line on stderr. */
 void serve_warn(const struct serve *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+/* Opens an image with what is below it, by the options. */
+SUSPENDS int serve_open_chain(struct serve *s, const char *path, const char *format,
+                              struct chain **ret, struct err *err);
+
+/* ---- incoming.c ---- */
+SUSPENDS int serve_open_incoming(struct serve *s, struct err *err);
+extern const struct qmp_command serve_incoming_commands[];
 
 /* ---- hold.c ---- */
 /* No other change of the disk's shape now: -EBUSY. */
@@ -124,6 +133,9 @@ void serve_notify(const char *text);
 SUSPENDS int serve_exports_start(struct serve *s, struct err *err);
 /* Requests in flight finish, clients are dropped. */
 SUSPENDS void serve_exports_stop(struct serve *s);
+/* Offers a layer of the disk read-only. */
+SUSPENDS int serve_add_snapshot(struct serve *s, const struct serve_snapshot *snap,
+                                struct err *err);
 void serve_exports_print(const struct serve *s);
 struct serve_export *serve_export_find(struct serve *s, const char *id);
 /* Offers a new export on every server. layer NULL: the live disk. */

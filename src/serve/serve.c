@@ -182,11 +182,12 @@ static int refuse_guess(const struct serve *s, struct err *err)
         path);
 }
 
-SUSPENDS static int open_disk(struct serve *s, struct err *err)
+int serve_open_chain(struct serve *s, const char *path, const char *format, struct chain **ret,
+                     struct err *err)
 {
     const struct serve_opts *o = s->opts;
     struct chain_opts opts = {
-        .format = o->format,
+        .format = format,
         .writable = !o->read_only,
         .buffered = o->buffered,
         .cache_bytes = o->cache_bytes,
@@ -194,9 +195,17 @@ SUSPENDS static int open_disk(struct serve *s, struct err *err)
         .space = o->space,
         .grow = serve_grow_opts(s),
     };
-    int rc = chain_open(o->path, &opts, &s->chain, err);
 
-    if (rc == 0)
+    return chain_open(path, &opts, ret, err);
+}
+
+SUSPENDS static int open_disk(struct serve *s, struct err *err)
+{
+    const struct serve_opts *o = s->opts;
+    int rc = o->incoming_len ? serve_open_incoming(s, err)
+                             : serve_open_chain(s, o->path, o->format, &s->chain, err);
+
+    if (rc == 0 && !s->incoming)
         rc = refuse_guess(s, err);
     if (rc == 0)
         rc = jobs_new(serve_job_event, s, &s->jobs);
@@ -226,7 +235,7 @@ SUSPENDS static void write_back_end(struct serve *s)
 SUSPENDS static int start_ack(struct serve *s, struct err *err)
 {
     tell_ack_note(s);
-    if (s->opts->durability != SERVE_ACK)
+    if (s->opts->durability != SERVE_ACK || s->incoming)
         return 0;
     int rc = chain_start_ack(s->chain, err);
     if (rc == 0)
@@ -249,8 +258,10 @@ SUSPENDS static int serve_start(struct serve *s, struct err *err)
     if (rc == 0 && (rc = co_group_spawn(&s->write_back_group, write_back_main, s)) < 0)
         err_errno(err, rc, "start");
     if (rc == 0 && s->opts->qmp_path)
-        rc = qmp_server_listen(s->opts->qmp_path, serve_commands, s, &s->qmp, err);
-    if (rc == 0 && s->opts->opened)
+        rc = qmp_server_listen(s->opts->qmp_path,
+                               s->incoming ? serve_incoming_commands : serve_commands, s, &s->qmp,
+                               err);
+    if (rc == 0 && s->opts->opened && !s->incoming)
         s->opts->opened(s->opts->opened_ctx);
     if (rc == 0)
         rc = serve_exports_start(s, err);
@@ -268,8 +279,9 @@ static void announce(struct serve *s)
     char text[512];
 
     serve_exports_print(s);
-    snprintf(text, sizeof(text), "READY=1\nSTATUS=serving %s, %u layer%s\n", serve_name(s),
-             chain_depth(s->chain), chain_depth(s->chain) == 1 ? "" : "s");
+    snprintf(text, sizeof(text), "READY=1\nSTATUS=%s %s, %u layer%s\n",
+             s->incoming ? "waiting for" : "serving", serve_name(s), chain_depth(s->chain),
+             chain_depth(s->chain) == 1 ? "" : "s");
     serve_notify(text);
     timer_init(&s->watch, watch);
     timer_arm(&s->watch, reactor_now() + WATCH_NS);
@@ -337,7 +349,8 @@ SUSPENDS int serve_run(const struct serve_opts *opts, struct err *err)
         return rc;
     }
     announce(&s);
-    serve_preload_start(&s);
+    if (!s.incoming)
+        serve_preload_start(&s);
     while (!s.stop_reason)
         wait_queue_sleep(&s.stop_wait);
     serve_notify("STOPPING=1\n");

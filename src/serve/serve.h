@@ -38,8 +38,14 @@ struct serve_opts {
     unsigned nb_snapshots;
     unsigned max_connections;
     unsigned threads; /* reactors that connections are spread over, ours among them; 0: 1 */
+    /* > 0: the disk, so many bytes long, is another host's until x-varve-takeover; path and format
+     * are not used before. take() then gets the disk for this host (it may wait) and puts them, and
+     * snapshots, right in the options; opened() ends what it has begun, also after a failure. Needs
+     * qmp_path. */
+    uint64_t incoming_len;
+    int (*take)(void *ctx, struct err *err);
     /* Called once when the disk is open and locked and the control socket can be connected to,
-     * before any client is let in. May be NULL. */
+     * before any client is let in; ctx is of both. May be NULL. */
     void (*opened)(void *ctx);
     void *opened_ctx;
 };

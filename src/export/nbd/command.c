@@ -99,6 +99,8 @@ unsigned nbd_command_check(const struct nbd_request *req)
         return NBD_EINVAL;
     if (changes_data(req->type) && !conn->exp->writable)
         return NBD_EPERM;
+    if (conn->exp->away)
+        return NBD_ESHUTDOWN;
     if (req->type == NBD_CMD_BLOCK_STATUS &&
         (req->len == 0 || !(conn->contexts[NBD_CONTEXT_BASE] || conn->contexts[NBD_CONTEXT_DEPTH])))
         return NBD_EINVAL;

@@ -183,6 +183,12 @@ const char *nbd_export_name(const struct nbd_export *exp)
     return exp->name;
 }
 
+void nbd_export_set_away(struct nbd_export *exp, bool away)
+{
+    CHECK_THAT(exp->stats.connections == 0);
+    exp->away = away;
+}
+
 bool nbd_export_writable(const struct nbd_export *exp)
 {
     return exp->writable;

@@ -63,6 +63,7 @@ struct nbd_export {
     struct layer *layer; /* NULL: the live top */
     bool writable, depth_context;
     bool suspended, removing;
+    bool away; /* changed only while no client is connected */
     struct export_stats stats;     /* home's, without errors */
     struct export_latency latency; /* home's */
     atomic_ulong errors;           /* atomic: counted where a request is refused */

@@ -99,7 +99,7 @@ CO_TEST(commands_errors_and_events)
     CHECK_EQ(qmp_execute(qmp, "fail", json_pack("{s:s}", "how", "active"), NULL, &err), -ENOENT);
     CHECK_EQ(qmp_execute(qmp, "fail", json_pack("{s:s}", "how", "busy"), NULL, &err), -EBUSY);
     CHECK_EQ(qmp_execute(qmp, "fail", json_pack("{s:s}", "how", "?"), NULL, &err), -EREMOTEIO);
-    CHECK_EQ(qmp_execute(qmp, "nope", NULL, NULL, &err), -EREMOTEIO);
+    CHECK_EQ(qmp_execute(qmp, "nope", NULL, NULL, &err), -EOPNOTSUPP);
     CHECK_STR(err.text, "The command nope has not been found");
     CHECK_EQ(qmp_execute(qmp, "slow", json_pack("{s:i}", "x", 1), NULL, &err), -EREMOTEIO);
     CHECK_STR(err.text, "Parameter 'x' is unexpected");
