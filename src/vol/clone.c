@@ -78,7 +78,7 @@ static int check_base(struct vol_name *to, const struct cfile *f, struct err *er
     size_t n = strlen(to->base);
     if (f->snap || strncmp(id, to->base, n) != 0 || (id[n] && id[n] != '.'))
         return err_set(err, -EINVAL, "the new volume's name says that it is based on %s, not on %s",
-                       to->base, id);
+                       to->base + (*to->base == '/'), id + (*id == '/'));
     to->base[0] = '\0';
     return 0;
 }

@@ -196,8 +196,8 @@ static int check_base(const struct vol_name *name, const struct cvol *vol, struc
     size_t n = strlen(name->base);
     if (strncmp(text, name->base, n) == 0 && (!text[n] || text[n] == '.'))
         return 0;
-    return err_set(err, -ENOENT, "%s:%s/%s is not a linked clone of %s", name->pool, name->vmid,
-                   name->name, name->base);
+    return err_set(err, -ENOENT, "%s:%s%s%s is not a linked clone of %s", name->pool, name->vmid,
+                   *name->vmid ? "/" : "", name->name, name->base + (*name->base == '/'));
 }
 
 /* The raw name stays an alias after the first snapshot has made the top a qcow2 image. */

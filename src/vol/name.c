@@ -346,13 +346,32 @@ int vol_parse(const char *text, struct vol_name *ret, struct err *err)
     return rc;
 }
 
+/* "100/base-100-disk-0.raw" -> "/base-100-disk-0" */
+static int take_guest_of_base(struct vol_name *name, struct err *err)
+{
+    char *slash = strchr(name->base, '/'), vmid[16];
+    size_t n = strlen(name->base);
+
+    if (!slash)
+        return 0;
+    snprintf(vmid, sizeof(vmid), "%.*s", (int)(slash - name->base), name->base);
+    if (!stem_is_proxmox(slash + 1, vmid))
+        return err_set(err, -EINVAL,
+                       "a base image of guest %s must be called base-%s-..., not '%s'", vmid, vmid,
+                       slash + 1);
+    if (suffix_of(slash, formats, 1))
+        name->base[n - 4] = '\0';
+    memmove(name->base, slash, strlen(slash) + 1);
+    return 0;
+}
+
 static int take_guest(struct vol_name *name, struct err *err)
 {
     if (*name->vmid && !stem_is_proxmox(name->name, name->vmid))
         return err_set(err, -EINVAL, "a volume of guest %s must be called vm-%s-..., not '%s'",
                        name->vmid, name->vmid, name->name);
     name->vmid[0] = '\0';
-    return 0;
+    return take_guest_of_base(name, err);
 }
 
 int vol_parse_in(const struct config *cfg, const char *text, struct vol_name *ret, struct err *err)

@@ -210,6 +210,9 @@ TEST(a_guests_number_before_the_name_is_no_part_of_it_in_a_volume_group)
     CHECK_STR(n.vmid, "");
     CHECK_STR(n.name, "vm-100-disk-0");
     CHECK_EQ(vol_parse_in(&cfg, "san:101/vm-100-disk-0", &n, NULL), -EINVAL);
+    CHECK_EQ(vol_parse_in(&cfg, "san:100/base-100-disk-0.raw/101/vm-101-disk-0", &n, NULL), 0);
+    CHECK_STR(n.base, "/base-100-disk-0");
+    CHECK_EQ(vol_parse_in(&cfg, "san:100/base-102-disk-0/101/vm-101-disk-0", &n, NULL), -EINVAL);
     CHECK_EQ(vol_parse_in(&cfg, "other:100/vm-100-disk-0", &n, NULL), 0);
     CHECK_STR(n.vmid, "100");
 }
