@@ -10,6 +10,8 @@ extern const struct command command_pool_list, command_pool_check;
 extern const struct command command_pool_status;
 /* pool_wipe.c */
 extern const struct command command_pool_wipe;
+/* pool_locks.c */
+extern const struct command command_pool_init_locks;
 /* show.c */
 extern const struct command command_list, command_info, command_tree;
 /* volume.c */

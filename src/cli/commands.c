@@ -13,6 +13,7 @@ const struct command *const commands[] = {
     &command_pool_status,
     &command_pool_check,
     &command_pool_wipe,
+    &command_pool_init_locks,
     &command_list,
     &command_info,
     &command_tree,

@@ -58,7 +58,7 @@ void help_print(void)
     printf("varve %s: snapshot chains for virtual-machine disks\n\nusage: varve COMMAND ...\n\n",
            VARVE_VERSION);
     for (const struct command *const *cmd = commands; *cmd; cmd++)
-        printf("  %-14s %s\n", (*cmd)->name, (*cmd)->summary);
+        printf("  %-16s %s\n", (*cmd)->name, (*cmd)->summary);
     printf("\nA volume is POOL:[VMID/]NAME, a snapshot POOL:[VMID/]NAME@SNAPSHOT.\n"
            "varve COMMAND --help tells more, as does the man page varve-COMMAND(1).\n");
 }

@@ -42,7 +42,7 @@ static int unknown_command(int argc, char **argv)
     fprintf(out, "usage: varve %s COMMAND ..., one of:\n", argv[1]);
     for (const struct command *const *cmd = commands; *cmd; cmd++)
         if (!strncmp((*cmd)->name, argv[1], len) && (*cmd)->name[len] == ' ')
-            fprintf(out, "  %-10s %s\n", (*cmd)->name + len + 1, (*cmd)->summary);
+            fprintf(out, "  %-11s %s\n", (*cmd)->name + len + 1, (*cmd)->summary);
     return asked ? EXIT_DONE : EXIT_USAGE;
 }
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "cli/all.h"
+#include "cli/pool_locks.h"
 #include "cli/volcmd.h"
 
 struct listing {
@@ -147,7 +148,7 @@ SUSPENDS static int look(const struct pool *pool, void *ctx, struct err *err)
     return 0;
 }
 
-static int pool_status(struct volcmd *cmd, struct err *err)
+SUSPENDS static int pool_status(struct volcmd *cmd, struct err *err)
 {
     const char *only = args_operand(cmd->args, 0);
     struct listing l = {.cmd = cmd, .table = {.cols = 10}, .list = json_array()};
@@ -167,10 +168,14 @@ static int pool_status(struct volcmd *cmd, struct err *err)
     } else {
         rc = volcmd_each_pool(cmd, look, &l, err);
     }
+    if (rc >= 0 && cmd->json && only)
+        json_object_set_new(json_array_get(l.list, 0), "locks", pool_locks_json(pool));
     if (rc >= 0 && cmd->json)
         render_json(json_incref(l.list));
     else if (rc >= 0)
         print_all(&l, only);
+    if (rc >= 0 && !cmd->json && only)
+        rc = pool_locks_print(cmd, only, err);
     for (unsigned i = 0; i < l.nr; i++)
         vol_pool_status_free(l.all[i]);
     free(l.all);
@@ -195,7 +200,8 @@ const struct command command_pool_status = {
         "when it is written to.\n\n"
         "With POOL also its operations that have not ended and, of a volume group, its physical "
         "volumes, what is free of its metadata area, the logical volumes that are active on this "
-        "host, and deleted ones that wait to be wiped.\n\n"
+        "host, and deleted ones that wait to be wiped; which locks it has, whom they exclude, and "
+        "who holds them.\n\n"
         "It warns if less than a tenth is free, if the disks that are served could not each have "
         "one more chunk (`thin-chunk`), if the metadata area has room for fewer than 200 more "
         "logical volumes, if physical volumes are missing, an operation was cut off, or deleted "
@@ -205,7 +211,8 @@ const struct command command_pool_status = {
         "(bytes), volumes, snapshots, orphans, served; operations (operation, volume, state, by) "
         "and warnings (texts); of a volume group also volume-group: name, extent-size, "
         "metadata-size, metadata-free, physical-volumes, missing, active, wiping (a process is at "
-        "it), to-wipe (lv, size, wiped, here).",
+        "it), to-wipe (lv, size, wiped, here); with POOL also locks: by, excluded, joined, held "
+        "(what, name, host, mode, this-host, silent: not renewed).",
     .operands = (const struct operand[]){{"[POOL]", COMPLETE_POOL}, {0}},
     .options = (const struct option[]){VOL_OPT_CONFIG, VOL_OPT_JSON, {0}},
     .run = run_pool_status,

@@ -9,6 +9,7 @@
 #include "rt/reactor.h"
 #include "rt/reactors.h"
 #include "serve/serve.h"
+#include "vol/lock.h"
 
 #define THREADS_DEFAULT_MAX 4u
 
@@ -20,6 +21,7 @@ struct target {
     struct vol_info *vol;           /* NULL: a plain file */
     VEC(struct vol_info *) earlier; /* before the disk came; options point into them */
     struct vol_opening *opening;    /* keeps operations away until the disk is open */
+    struct disk_lease *lease;       /* keeps other hosts away as long as it is */
     struct serve_opts opts;
     struct serve_snapshot *snaps;
     char **strings; /* owned texts of opts */
@@ -99,7 +101,13 @@ SUSPENDS static int begin_opening(struct target *t, struct err *err)
     struct vol_ctx ctx = {.cfg = t->cfg, .say = say, .ctx = t};
     int rc = vol_opening_begin(&ctx, &t->name, &t->opening, err);
 
-    return rc == 0 ? vol_info_get(t->cfg, &t->name, &t->vol, err) : rc;
+    if (rc == 0)
+        rc = vol_info_get(t->cfg, &t->name, &t->vol, err);
+    if (rc < 0)
+        return rc;
+    disk_lease_release(TAKE_PTR(t->lease)); /* of a takeover that failed */
+    t->opts.read_only |= !strcmp(t->vol->kind, "base");
+    return vol_opening_lease(t->opening, t->opts.read_only, &t->lease, err);
 }
 
 /* The disk has come: as it is now, with snapshots that were taken meanwhile. */
@@ -113,6 +121,7 @@ SUSPENDS static int take(void *ctx, struct err *err)
     t->vol = NULL;
     rc = begin_opening(t, err);
     if (rc < 0) {
+        vol_info_free(t->vol);
         t->vol = t->earlier.data[--t->earlier.len];
         return rc;
     }
@@ -286,6 +295,7 @@ SUSPENDS static int serve(struct target *t, struct err *err)
     rc = serve_run(&t->opts, err);
     if (t->pool)
         vol_close_disk(&(struct vol_ctx){.cfg = t->cfg}, t->pool, t->vol->path);
+    disk_lease_release(TAKE_PTR(t->lease));
     return rc;
 }
 
@@ -308,6 +318,7 @@ static int run_serve(const struct args *args)
     free(t.snaps);
     free((void *)(uintptr_t)t.opts.exports);
     vol_opening_end(t.opening);
+    disk_lease_release(t.lease);
     vol_info_free(t.vol);
     vec_for_each(it, &t.earlier)
         vol_info_free(*it);

@@ -14,6 +14,7 @@
 #include "base/bits.h"
 #include "base/vec.h"
 #include "vol/config_keys.h"
+#include "vol/lock_sanlock.h"
 #include "vol/internal.h"
 
 #define CONFIG_BYTES_MAX (16u << 20)
@@ -272,12 +273,25 @@ static int set_saferemove_step(struct parser *p, const char *name, const char *v
 
 static int set_lock(struct parser *p, const char *name, const char *value)
 {
-    static const char *const locks[] = {"none", "flock", NULL};
+    static const char *const locks[] = {"none", "flock", "sanlock", NULL};
 
     if (strcmp(value, "command") == 0)
         return add_error(p, "lock 'command' is not supported: locks by a program of one's own "
                             "could not stop a host that has lost them; use flock or sanlock");
     return set_choice(p, name, value, locks, &p->section->lock);
+}
+
+static int set_count(struct parser *p, const char *name, const char *value, uint64_t min,
+                     uint64_t max, uint64_t *ret)
+{
+    char *end;
+    unsigned long long n = strtoull(value, &end, 10);
+
+    if (!isdigit((unsigned char)*value) || *end || n < min || n > max)
+        return add_error(p, "%s '%s' is not a number from %llu to %llu", name, value,
+                         (unsigned long long)min, (unsigned long long)max);
+    *ret = n;
+    return 0;
 }
 
 static int set_key(struct parser *p, enum config_key key, const char *name, const char *value)
@@ -320,6 +334,10 @@ static int set_key(struct parser *p, enum config_key key, const char *name, cons
         return set_choice(p, name, value, prealloc, &s->preallocation);
     case KEY_LOCK:
         return set_lock(p, name, value);
+    case KEY_LOCK_LEASES:
+        return set_count(p, name, value, LEASES_MIN, LEASES_MAX, &s->lock_leases);
+    case KEY_LEASE_TIMEOUT:
+        return set_count(p, name, value, 1, LEASE_TIMEOUT_MAX, &s->lease_timeout);
     case KEY_THIN_CHUNK:
         return set_thin_chunk(p, value);
     case KEY_BWLIMIT:

@@ -20,6 +20,8 @@ static const struct {
     {"cache-size", KEY_CACHE_SIZE},
     {"preallocation", KEY_PREALLOCATION},
     {"lock", KEY_LOCK},
+    {"lock-leases", KEY_LOCK_LEASES},
+    {"lease-timeout", KEY_LEASE_TIMEOUT},
     {"thin-chunk", KEY_THIN_CHUNK},
     {"bwlimit", KEY_BWLIMIT},
     {"saferemove", KEY_SAFEREMOVE},

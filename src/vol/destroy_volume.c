@@ -63,6 +63,8 @@ SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct 
     json_decref(files);
     if (rc == 0)
         rc = op_done(op, err);
+    if (rc == 0)
+        op_forget_volume(op, vol->vmid, vol->stem);
     if (rc == 0 && *vol->vmid)
         rmdir(any->dir); /* stays if anything else is in it */
     return rc;

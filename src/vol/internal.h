@@ -256,7 +256,9 @@ int op_volume(struct op *op, const struct vol_name *name, struct cvol **ret, str
 /* The same, and not a base image: `what` says what is refused. */
 int op_volume_to_change(struct op *op, const struct vol_name *name, const char *what,
                         struct cvol **ret, struct err *err);
-int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err);
+SUSPENDS int op_lock_volume(struct op *op, const char *vmid, const char *stem, struct err *err);
+/* A locked volume is gone, or has another name now: its leases are given back at the end. */
+void op_forget_volume(struct op *op, const char *vmid, const char *stem);
 /* -EBUSY, with their names, if elements of other volumes stand on one of this volume's. */
 int op_refuse_used(struct op *op, const struct cvol *vol, const char *what, struct err *err);
 /* -EBUSY if a server has it. */

@@ -4,6 +4,8 @@
  *
  *   directory pools   <pool>/images/.varve/lock: of all hosts, as far as the file system's locks go
  *   volume groups     <lock folder>/<vg>.lock: of this host alone
+ *   with leases       the same folder: processes of a host queue here, one of them meets the other
+ *                     hosts (lock_lease.c)
  *
  *   byte 0            the pool: held for milliseconds, while names are looked at and an intent is
  *                     written
@@ -20,10 +22,11 @@
 #include "rt/timer.h"
 #include "vol/internal.h"
 
-#define LOCK_FILE         "lock"
-#define POOL_LOCK_WAIT_NS (10 * NSEC_PER_SEC)
-#define POOL_BYTE         0
-#define VOLUME_BYTES      (1ull << 62)
+#define LOCK_FILE          "lock"
+#define POOL_LOCK_WAIT_NS  (10 * NSEC_PER_SEC)
+#define POOL_LEASE_POLL_NS (20 * NSEC_PER_MSEC)
+#define POOL_BYTE          0
+#define VOLUME_BYTES       (1ull << 62)
 
 static bool takes_locks(const struct pool *pool)
 {
@@ -63,6 +66,12 @@ static int try_lock(const char *path, off_t byte, int *ret_fd)
     }
 }
 
+static int busy_here(const struct pool *pool, const char *vmid, const char *stem, struct err *err)
+{
+    return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool->id, vmid,
+                   *vmid ? "/" : "", stem);
+}
+
 /* ---- where the file is ---- */
 
 const char *lock_dir(void)
@@ -91,22 +100,27 @@ static int check_lock_dir(const char *dir, struct err *err)
     return 0;
 }
 
-/* The same file for all processes of this host, whatever storage names the volume group. */
-static int host_lock_path(const char *vg, char **ret, struct err *err)
+/* The same file for all processes of this host, whatever the storage is called. */
+static int host_lock_path(const struct pool *pool, const char *images, char **ret, struct err *err)
 {
     int rc = check_lock_dir(lock_dir(), err);
 
     if (rc < 0)
         return rc;
-    if (asprintf(ret, "%s/%s.lock", lock_dir(), vg) < 0)
-        return err_set(err, -ENOMEM, "out of memory");
-    return 0;
+    if (pool->type == POOL_LVM)
+        rc = asprintf(ret, "%s/%s.lock", lock_dir(), pool->vgname);
+    else
+        rc =
+            asprintf(ret, "%s/dir-%016llx.lock", lock_dir(), (unsigned long long)text_hash(images));
+    return rc < 0 ? err_set(err, -ENOMEM, "out of memory") : 0;
 }
 
 static int lock_path(const struct pool *pool, const char *images, char **ret, struct err *err)
 {
-    if (pool->type == POOL_LVM)
-        return takes_locks(pool) ? host_lock_path(pool->vgname, ret, err) : 0;
+    if (pool->type == POOL_LVM && !takes_locks(pool))
+        return 0;
+    if (pool->type == POOL_LVM || (pool->lock && strcmp(pool->lock, "sanlock") == 0))
+        return host_lock_path(pool, images, ret, err);
 
     _cleanup_(freep) char *dir = path_join(images, OWN_DIR);
     int rc = dir ? store_mkdir(images, err) : err_set(err, -ENOMEM, "out of memory");
@@ -119,12 +133,11 @@ static int lock_path(const struct pool *pool, const char *images, char **ret, st
     return *ret ? 0 : err_set(err, -ENOMEM, "out of memory");
 }
 
-/* ---- locks ---- */
+/* ---- the pool's ---- */
 
-SUSPENDS static int wait_for_pool(const struct pool *pool, const char *path, int *ret_fd,
-                                  struct err *err)
+SUSPENDS static int wait_for_pool(const struct pool *pool, const char *path, uint64_t deadline,
+                                  int *ret_fd, struct err *err)
 {
-    uint64_t deadline = reactor_now() + POOL_LOCK_WAIT_NS;
     int rc;
 
     while ((rc = try_lock(path, POOL_BYTE, ret_fd)) == -EAGAIN) {
@@ -135,41 +148,144 @@ SUSPENDS static int wait_for_pool(const struct pool *pool, const char *path, int
     return rc < 0 ? err_errno(err, rc, "lock '%s'", path) : 0;
 }
 
+/* Processes of this host queue by their own lock: here one of them meets other hosts. */
+SUSPENDS static int wait_for_hosts(const struct pool *pool, struct lease_space *space,
+                                   uint64_t deadline, struct lease **ret, struct err *err)
+{
+    char hosts[300];
+    bool here, silent;
+    int rc;
+
+    while ((rc = lease_try(space, LEASE_POOL, LEASE_EXCLUSIVE, ret, &here, err)) == -EBUSY &&
+           reactor_now() < deadline)
+        timer_sleep(POOL_LEASE_POLL_NS);
+    if (rc != -EBUSY)
+        return rc;
+    lease_others(space, LEASE_POOL, hosts, sizeof(hosts), &silent, NULL);
+    return err_set(
+        err, -EBUSY, "storage '%s' is locked by host %s%s", pool->id, *hosts ? hosts : "(unknown)",
+        silent && *hosts
+            ? ", which does not renew its lease: the lock can be taken once that has ended"
+            : "");
+}
+
 int lock_pool(const struct pool *pool, const char *images, struct pool_lock *ret, struct err *err)
 {
     _cleanup_(freep) char *path = NULL;
-    int fd = -1, rc = lock_path(pool, images, &path, err);
+    struct pool_lock lock = {.fd = -1};
+    struct locking how;
+    int rc = lock_path(pool, images, &path, err);
 
+    if (rc == 0)
+        rc = locking_of(pool, images, &how, err);
     if (rc < 0)
         return rc;
+    uint64_t deadline = reactor_now() + POOL_LOCK_WAIT_NS;
     if (takes_locks(pool))
-        rc = wait_for_pool(pool, path, &fd, err);
-    if (rc == 0)
-        *ret = (struct pool_lock){fd};
+        rc = wait_for_pool(pool, path, deadline, &lock.fd, err);
+    if (rc == 0 && how.space)
+        rc = wait_for_hosts(pool, how.space, deadline, &lock.lease, err);
+    if (rc < 0)
+        lock_release(&lock);
+    else
+        *ret = lock;
     return rc;
+}
+
+/* ---- volumes' ---- */
+
+SUSPENDS static int lock_among_hosts(const struct pool *pool, const struct locking *how,
+                                     const char *vmid, const char *stem, struct lease **ret,
+                                     struct err *err)
+{
+    const char *slash = *vmid ? "/" : "", *what = "is being changed on";
+    char name[LEASE_NAME_MAX + 1], hosts[300] = "";
+    bool here, silent = false;
+
+    lease_name("op", vmid, stem, name);
+    int rc = lease_try(how->space, name, LEASE_EXCLUSIVE, ret, &here, err);
+    if (rc == -EBUSY && here)
+        return busy_here(pool, vmid, stem, err);
+    if (rc == -EBUSY) {
+        lease_others(how->space, name, hosts, sizeof(hosts), &silent, NULL);
+    } else if (rc == 0 && how->disks) {
+        what = "is open on";
+        lease_name("disk", vmid, stem, name);
+        rc = lease_others(how->space, name, hosts, sizeof(hosts), &silent, err);
+        if (rc == 0 && *hosts)
+            rc = -EBUSY;
+        if (rc < 0)
+            lease_put(TAKE_PTR(*ret));
+    }
+    if (rc != -EBUSY)
+        return rc;
+    return err_set(err, -EBUSY, "%s:%s%s%s %s host %s%s", pool->id, vmid, slash, stem, what,
+                   *hosts ? hosts : "(unknown)",
+                   silent && *hosts ? ", which does not renew its lease: wait until that has ended"
+                                    : "");
 }
 
 int lock_volume(const struct pool *pool, const char *images, const char *vmid, const char *stem,
                 struct pool_lock *ret, struct err *err)
 {
     _cleanup_(freep) char *path = NULL;
-    int fd = -1, rc = lock_path(pool, images, &path, err);
+    struct pool_lock lock = {.fd = -1};
+    struct locking how;
+    int rc = lock_path(pool, images, &path, err);
 
+    if (rc == 0)
+        rc = locking_of(pool, images, &how, err);
     if (rc < 0)
         return rc;
-    rc = takes_locks(pool) ? try_lock(path, volume_byte(vmid, stem), &fd) : 0;
+    rc = takes_locks(pool) ? try_lock(path, volume_byte(vmid, stem), &lock.fd) : 0;
     if (rc == -EAGAIN)
-        return err_set(err, -EBUSY, "%s:%s%s%s: another operation on it is under way", pool->id,
-                       vmid, *vmid ? "/" : "", stem);
+        return busy_here(pool, vmid, stem, err);
     if (rc < 0)
         return err_errno(err, rc, "lock '%s'", path);
-    *ret = (struct pool_lock){fd};
-    return 0;
+    if (how.space)
+        rc = lock_among_hosts(pool, &how, vmid, stem, &lock.lease, err);
+    if (rc < 0)
+        lock_release(&lock);
+    else
+        *ret = lock;
+    return rc;
+}
+
+bool lock_is_held(const struct pool *pool, const char *images, const char *vmid, const char *stem)
+{
+    struct flock fl = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    _cleanup_(freep) char *path = NULL;
+
+    if (lock_path(pool, images, &path, NULL) < 0 || !path)
+        return false;
+    _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    fl.l_start = stem ? volume_byte(vmid, stem) : POOL_BYTE;
+    return fd >= 0 && fcntl(fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_UNLCK;
+}
+
+void lock_forget(struct pool_lock *lock, const char *vmid, const char *stem)
+{
+    char name[LEASE_NAME_MAX + 1];
+
+    if (!lock->lease || lock->disk)
+        return;
+    lease_name("op", vmid, stem, name);
+    if (strcmp(lock->lease->name, name) != 0)
+        return;
+    lease_name("disk", vmid, stem, name);
+    lock->disk = strdup(name); /* without memory its lease stays, for a volume of that name */
 }
 
 void lock_release(struct pool_lock *lock)
 {
+    if (lock->lease && lock->disk) {
+        lease_drop_name(lock->lease->space, lock->disk);
+        lease_drop(lock->lease);
+    } else {
+        lease_put(lock->lease);
+    }
+    free(lock->disk);
     if (lock->fd >= 0)
         close(lock->fd);
-    lock->fd = -1;
+    *lock = (struct pool_lock){.fd = -1};
 }

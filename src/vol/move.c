@@ -160,6 +160,8 @@ static int delete_source(struct move *m, struct err *err)
 
     if (rc == 0)
         rc = op_done(&m->src, err);
+    if (rc == 0)
+        op_forget_volume(&m->src, m->vol->vmid, m->vol->stem);
     if (rc == 0 && *m->vol->vmid)
         rmdir(dir); /* stays if anything is in it */
     return rc;

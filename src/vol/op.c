@@ -36,6 +36,12 @@ void op_say(const struct vol_ctx *ctx, const char *fmt, ...)
     free(line);
 }
 
+void op_forget_volume(struct op *op, const char *vmid, const char *stem)
+{
+    vec_for_each(lock, &op->vol_locks)
+        lock_forget(lock, vmid, stem);
+}
+
 char *op_tmp_path(const struct op *op, const char *dir, const char *what)
 {
     char *ret = NULL;
@@ -152,6 +158,7 @@ int op_begin(const struct vol_ctx *ctx, const char *pool_id, const struct vol_na
         rc = store_open(op.pool, &op.images, err);
     if (rc < 0)
         return rc;
+    lock_tell(ctx);
     intent_new_id(op.id);
     lvm_store_set_owner(op.images, nr ? names[0].name : "");
     for (unsigned i = 0; i < nr && rc == 0 && !ctx->dry_run; i++)

@@ -8,6 +8,7 @@
  * Long merges of other volumes are left for an operation on those; their chains read right as
  * they are.
  */
+#include <stdio.h>
 #include <string.h>
 #include "base/check.h"
 #include "rt/reactor.h"
@@ -29,13 +30,15 @@ struct recovery {
 };
 
 /* What is known of other hosts while the volumes' locks are held. */
-static enum intent_proof proof(const struct recovery *r)
+SUSPENDS static enum intent_proof proof(const struct recovery *r)
 {
-    return r->alone ? PROOF_USER : PROOF_NONE;
+    if (r->alone)
+        return PROOF_USER;
+    return locks_span_hosts(r->pool, r->images) ? PROOF_LOCKS : PROOF_NONE;
 }
 
-static int lock_volumes(const struct recovery *r, const struct intent *in, struct pool_lock *locks,
-                        size_t nr, struct err *err)
+SUSPENDS static int lock_volumes(const struct recovery *r, const struct intent *in,
+                                 struct pool_lock *locks, size_t nr, struct err *err)
 {
     const json_t *vols = json_object_get(in->json, "vols");
     int rc = 0;
@@ -178,24 +181,28 @@ int recover_alone(const struct vol_ctx *ctx, const struct pool *pool, const char
 
 struct vol_opening {
     struct pool_lock lock;
+    const struct pool *pool;
+    char *images;
+    struct vol_name name;
+    struct vol_ctx ctx;
+    char beside[400]; /* why its lock is not held; "": it is */
 };
 
 /* An operation of hours, or a storage that is full or read-only, keeps no disk from starting: the
  * images' own locks, and their openers' look at the names, exclude what would do harm. */
-SUSPENDS static void lock_to_open(const struct vol_ctx *ctx, const struct pool *pool,
-                                  const char *images, const struct vol_name *name,
-                                  struct pool_lock *ret)
+SUSPENDS static void lock_to_open(struct vol_opening *opening)
 {
+    const struct vol_name *name = &opening->name;
     uint64_t deadline = reactor_now() + OPENING_WAIT_NS;
     struct err err = {0};
     int rc;
 
-    ret->fd = -1;
-    while ((rc = lock_volume(pool, images, name->vmid, name->name, ret, &err)) == -EBUSY &&
+    while ((rc = lock_volume(opening->pool, opening->images, name->vmid, name->name, &opening->lock,
+                             &err)) == -EBUSY &&
            reactor_now() < deadline)
         timer_sleep(OPENING_POLL_NS);
     if (rc < 0 && rc != -EROFS)
-        op_say(ctx, "%s; the volume is opened beside it", err_text(&err));
+        snprintf(opening->beside, sizeof(opening->beside), "%s", err_text(&err));
 }
 
 /* All at once; who opens would have them activated one by one. */
@@ -216,8 +223,9 @@ int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
                       struct vol_opening **ret, struct err *err)
 {
     struct vol_opening *opening = calloc(1, sizeof(*opening));
-    _cleanup_(freep) char *images = NULL;
     const struct pool *pool;
+    struct locking how;
+    char *images;
     int rc = opening ? config_pool(ctx->cfg, name->pool, &pool, err)
                      : err_set(err, -ENOMEM, "out of memory");
 
@@ -227,7 +235,18 @@ int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
         free(opening);
         return rc;
     }
-    lock_to_open(ctx, pool, images, name, &opening->lock);
+    lock_tell(ctx);
+    opening->lock.fd = -1;
+    opening->pool = pool;
+    opening->images = images;
+    opening->name = *name;
+    opening->ctx = *ctx;
+    rc = locking_of(pool, images, &how, err);
+    if (rc < 0) {
+        vol_opening_end(opening);
+        return rc;
+    }
+    lock_to_open(opening);
     rc = recover_all((struct recovery){ctx, pool, images, name->vmid, name->name, .start = true,
                                        .held = opening->lock.fd >= 0},
                      err);
@@ -240,9 +259,22 @@ int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
     return rc;
 }
 
+int vol_opening_lease(struct vol_opening *opening, bool read_only, struct disk_lease **ret,
+                      struct err *err)
+{
+    int rc = disk_lease_take(opening->pool, opening->images, opening->name.vmid, opening->name.name,
+                             read_only ? LEASE_SHARED : LEASE_EXCLUSIVE, ret, err);
+
+    if (rc == 0 && *opening->beside)
+        op_say(&opening->ctx, "%s; the volume is opened beside it", opening->beside);
+    return rc;
+}
+
 void vol_opening_end(struct vol_opening *opening)
 {
-    if (opening)
-        lock_release(&opening->lock);
+    if (!opening)
+        return;
+    lock_release(&opening->lock);
+    free(opening->images);
     free(opening);
 }

@@ -347,6 +347,8 @@ SUSPENDS static int run(struct op *op, const struct cvol *vol, const struct vol_
         rc = unlink_old(r, err);
     taken_restore(op->images, op->intent);
     int done_rc = op_done(op, rc < 0 ? NULL : err);
+    if (rc == 0 && done_rc == 0)
+        op_forget_volume(op, vol->vmid, vol->stem);
     if (rc == 0 && *vol->vmid)
         rmdir(vol->current->dir); /* stays if anything is in it */
     return rc < 0 ? rc : done_rc;

@@ -35,6 +35,7 @@ struct pool {
     int extended_l2;     /* -1 unset, 0, 1 */
     char *preallocation; /* off metadata falloc full */
     char *lock;
+    uint64_t lock_leases, lease_timeout; /* of lock sanlock: how many; seconds for one access */
     bool thin_given;
     uint64_t thin_chunk; /* bytes an LV begins with and grows by; 0: it has its full length */
     bool saferemove;     /* lvm: what is removed is overwritten with zeroes first */
@@ -212,6 +213,11 @@ SUSPENDS int vol_resize(const struct vol_ctx *ctx, const struct vol_name *name, 
 struct vol_opening;
 SUSPENDS int vol_opening_begin(const struct vol_ctx *ctx, const struct vol_name *name,
                                struct vol_opening **ret, struct err *err);
+/* What keeps other hosts from the disk while it is open: taken before its files are opened. -EBUSY
+ * names the host that has it; several may have it read-only. vol/lock.h has the rest. */
+struct disk_lease;
+SUSPENDS int vol_opening_lease(struct vol_opening *opening, bool read_only, struct disk_lease **ret,
+                               struct err *err);
 void vol_opening_end(struct vol_opening *opening); /* NULL is harmless */
 /* At the end of a process that had volumes of a storage open: what was activated for it, and nobody
  * has open, is deactivated. Nothing where files are not activated. */
@@ -234,6 +240,9 @@ SUSPENDS int vol_pool_wipe(const struct vol_ctx *ctx, const struct pool *pool,
 /* What starts that in the background at the end of an operation that has left something to wipe;
  * NULL: nothing. Does not wait. */
 void vol_set_wiper(void (*start)(const struct pool *pool));
+/* Makes the leases of a storage with `lock sanlock`, or of a volume group under lvmlockd. Those
+ * that are there stay. */
+SUSPENDS int vol_pool_init_locks(const struct vol_ctx *ctx, const char *pool_id, struct err *err);
 struct vol_findings {    /* that are left */
     unsigned repairable; /* --repair puts them right, or will when what hinders it is gone */
     unsigned hopeless;   /* only a person can say what to do */

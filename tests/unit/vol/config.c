@@ -110,6 +110,13 @@ TEST(own_keys)
     CHECK(p->snapext);
     CHECK_STR(p->mountpoint, "/p");
     config_free(cfg);
+    cfg = load("dir: a\n\tpath /p\n\tlock sanlock\n\tlock-leases 64\n\tlease-timeout 2\n");
+    p = &cfg->pools[0];
+    CHECK_EQ(cfg->nb_errors + cfg->nb_warnings, 0);
+    CHECK_STR(p->lock, "sanlock");
+    CHECK_EQ(p->lock_leases, 64);
+    CHECK_EQ(p->lease_timeout, 2);
+    config_free(cfg);
     cfg = load("dir: a\r\n\tpath /p\r\n\r\n");
     CHECK_STR(cfg->pools[0].path, "/p");
     CHECK_EQ(cfg->pools[0].extended_l2, -1);
@@ -133,6 +140,8 @@ TEST(errors_name_file_and_line)
     check_bad("dir: a\n\tpath /p\ndir: b\n", 3, "neither indented");
     check_bad("dir: a\n\tpath /p\n\tlock command\n", 3, "not supported");
     check_bad("dir: a\n\tpath /p\n\tlock maybe\n", 3, "lock");
+    check_bad("dir: a\n\tpath /p\n\tlock-leases 3\n", 3, "lock-leases");
+    check_bad("dir: a\n\tpath /p\n\tlease-timeout 10s\n", 3, "lease-timeout");
     check_bad("dir a\n\tpath /p\n\tx y\n", 1, "header");
 }
 
