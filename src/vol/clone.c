@@ -209,6 +209,8 @@ SUSPENDS static int make_full(struct new_volume *nv, struct chain *src, bool cho
         rc = new_volume_publish(nv, err);
     if (rc < 0)
         new_volume_undo(nv);
+    else
+        tail_cut(nv->op->ctx, nv->op->pool, nv->path, false);
     return rc;
 }
 

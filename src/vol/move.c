@@ -118,6 +118,13 @@ static int publish(struct move *m, struct err *err)
     return rc;
 }
 
+/* What LVs took ahead while they were written. */
+SUSPENDS static void cut_tails(const struct move *m)
+{
+    vec_for_each(f, &m->files)
+        tail_cut(m->ctx, m->dst.pool, f->to, f->src->snap || f->src->vol->base);
+}
+
 static int drop_hidden(struct move *m, struct err *err)
 {
     int rc = 0;
@@ -180,6 +187,7 @@ SUSPENDS static int run(struct move *m, struct err *err)
         undo(m);
         return rc;
     }
+    cut_tails(m);
     if (m->delete)
         rc = delete_source(m, err);
     if (rc < 0)

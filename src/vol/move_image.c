@@ -160,7 +160,10 @@ SUSPENDS static int copy_data(struct move *m, const struct moved_file *f, struct
 SUSPENDS static int fill(struct move *m, const struct moved_file *f, struct chain *src,
                          struct err *err)
 {
-    struct chain_opts opts = {.format = f->src->format, .writable = true, .no_backing = true};
+    struct chain_opts opts = {.format = f->src->format,
+                              .writable = true,
+                              .no_backing = true,
+                              .grow = store_grow_opts(m->dst.pool)};
     struct chain *dst;
     int rc = chain_open(f->tmp, &opts, &dst, err);
 

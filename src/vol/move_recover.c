@@ -123,7 +123,8 @@ static int is_published(const struct side *dst, bool *ret, struct err *err)
     return 0;
 }
 
-static int settle_target(const struct side *dst, bool finish, struct err *err)
+SUSPENDS static int settle_target(const struct vol_ctx *ctx, const struct side *dst, bool finish,
+                                  struct err *err)
 {
     size_t nr = json_array_size(json_object_get(dst->intent->json, "files"));
     struct target_file f;
@@ -137,6 +138,8 @@ static int settle_target(const struct side *dst, bool finish, struct err *err)
             rc = store_unlink(f.to, err);
         if (rc == 0)
             rc = store_unlink(f.tmp, err);
+        if (rc == 0 && finish)
+            tail_cut(ctx, dst->pool, f.to, i + 1 < nr);
         free(f.tmp);
         free(f.to);
     }
@@ -200,7 +203,7 @@ SUSPENDS static int settle(const struct vol_ctx *ctx, struct side *src, struct s
         rc = intent_end(TAKE_PTR(src->own), err);
     crash_point("move-source-settled");
     if (rc == 0)
-        rc = settle_target(dst, finish, err);
+        rc = settle_target(ctx, dst, finish, err);
     if (rc < 0)
         return rc;
     op_say(ctx, "an interrupted move of %s to '%s' was %s",

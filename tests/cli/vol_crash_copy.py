@@ -1,8 +1,11 @@
 """kill -9 at the steps of what makes volumes from others, renames and moves them; see crashpoints.py.
 
-  vol_crash_copy.py [all] [SCENARIO ...]     all: at every step; else at every fourth, by VARVE_SEED
+  vol_crash_copy.py [all] [lvm | up | down] [SCENARIO ...]
+
+all: at every step; else at a part of them, by VARVE_SEED. lvm: in volume groups; up, down: from a directory to one and back.
 """
-from volmodel import MIB, based
+import sys
+from volmodel import LVM, MIB, MIXED, based
 from crashpoints import run_all
 from proc import need
 
@@ -134,4 +137,16 @@ def move_flatten(pool):
     return ['move', pool.id(C), 'q:', '--delete', '--flatten'], lambda p: p.vols.update({'q:' + C: p.vols.pop(C)})
 
 
-run_all(SCENARIOS, 4)
+@scenario
+def move_full_clone(pool):
+    """a copy in another storage"""
+    b = base(pool, '.raw')
+    pool.clone(b, None, C)
+    pool.write(C, MIB, 65536, 0x12)
+    two_pools(pool)
+    return ['clone', pool.id(C), 'q:' + D, '--full', '--format', 'raw'], lambda p: p.vols.update({'q:' + D: dict(p.vols[C])})
+
+
+# a command of LVM takes its time
+across = any(a in MIXED for a in sys.argv[1:])
+run_all([s for s in SCENARIOS if not across or s.__name__.startswith('move')], 16 if LVM else 4)

@@ -1,11 +1,13 @@
-"""A pool for tests, beside a model of what every element must read as: a directory, or with `lvm` on the command line a VG."""
+"""A pool for tests, beside a model of what every element must read as: a directory, or with `lvm` on the command line a VG;
+with `up` and `down` a directory and a VG, that VG and that directory."""
 import contextlib, hashlib, os, shutil, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))
 from proc import Failed, VARVE, run, qio
 
 MIB = 1 << 20
-LVM = 'lvm' in sys.argv[1:]
-KINDS = 'lvm', 'dir'    # words of the command line that choose the kind of pools
+MIXED = {'up': ('p',), 'down': ('q',)}    # the one that is a directory
+KINDS = ('lvm', 'dir', *MIXED)    # words of the command line that choose the kind of pools
+LVM = any(k in sys.argv[1:] for k in ('lvm', *MIXED))
 
 
 def sha(data):
@@ -271,5 +273,9 @@ def make_pool(*args, **kw):
     """of the kind that the command line wants"""
     if not LVM:
         return Pool(*args, **kw)
+    for word, dirs in MIXED.items():
+        if word in sys.argv[1:]:
+            from mixedpool import MixedPool
+            return MixedPool(*args, dirs=dirs, **kw)
     from lvmpool import LvmPool
     return LvmPool(*args, **kw)
