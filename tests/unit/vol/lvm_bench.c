@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <spawn.h>
 #include <unistd.h>
 #include "lvm_bench.h"
 
@@ -18,13 +19,34 @@ static _Noreturn void skip(const char *why)
     exit(77);
 }
 
+#define DROP_LOOPS                                                                                 \
+    "losetup -O NAME,BACK-FILE -n | grep %s/dev/.lv/ | while read -r l _; do losetup -d $l; done"
+
 static void drop_loops(void)
 {
-    if (test_sh_rc(
-            "losetup -O NAME,BACK-FILE -n | grep %s/dev/.lv/ | while read -r l _; do losetup -d "
-            "$l; done",
-            test_dir()) != 0)
+    if (test_sh_rc(DROP_LOOPS, test_dir()) != 0)
         fprintf(stderr, "loop devices stay\n");
+}
+
+/* A test that fails ends at once, without atexit(): a shell does it then, whose input ends with
+ * this process. */
+static void watch_loops(void)
+{
+    char text[512];
+    char *argv[] = {"sh", "-c", text, NULL};
+    posix_spawn_file_actions_t actions;
+    int ends[2];
+    pid_t pid;
+
+    snprintf(text, sizeof(text), "cat; " DROP_LOOPS, test_dir());
+    CHECK_EQ(pipe2(ends, O_CLOEXEC), 0); /* the other end stays open */
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
+    posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+    CHECK_EQ(posix_spawnp(&pid, "sh", &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[0]);
 }
 
 void bench_stand_in(void)
@@ -36,6 +58,7 @@ void bench_stand_in(void)
     snprintf(dir, sizeof(dir), "%s/dev", test_dir());
     setenv("DM_DEV_DIR", dir, 1);
     setenv("VARVE_TEST_LVM_LOOPS", dir, 1);
+    watch_loops();
     atexit(drop_loops);
 }
 
