@@ -176,17 +176,18 @@ SUSPENDS static int guest_op(struct chain *chain, struct chain_op *op, struct io
     struct iov_iter start = *iov;
     enum chain_op_kind kind = op->kind;
     unsigned flags = op->flags;
-    int rc = try_op(chain, op, iov);
 
-    while (rc == -ENOBUFS && (rc = wait_room(chain)) == 0) {
+    for (;;) {
+        int rc = try_op(chain, op, iov);
+
+        if (__builtin_expect(rc != -ENOBUFS, 1) || (rc = wait_room(chain)) < 0)
+            return rc;
         op->kind = kind;
         op->flags = flags;
         *iov = start;
         chain->stats.writes--;
         chain->stats.write_bytes -= op->len;
-        rc = try_op(chain, op, iov);
     }
-    return rc;
 }
 
 int chain_write(struct chain *chain, uint64_t off, uint64_t len, struct iov_iter *iov,
