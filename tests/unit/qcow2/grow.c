@@ -234,9 +234,9 @@ SUSPENDS_UNCHECKED static int with_slow_extensions(void *arg)
     start(w);
     w->extend_ns = 600 * NSEC_PER_MSEC; /* longer than a chunk lasts */
     waits = stream(w, 20 * NSEC_PER_MSEC, &first);
-    printf("  slow extensions: %llu waits, %llu extensions, device %llu MiB\n",
+    printf("  slow extensions: %llu waits, %llu extensions, %llu ahead, device %llu MiB\n",
            (unsigned long long)waits, (unsigned long long)stats(w).extensions,
-           (unsigned long long)(w->len / MIB));
+           (unsigned long long)stats(w).extensions_ahead, (unsigned long long)(w->len / MIB));
     CHECK(waits <= 4); /* until rate and time are known */
     CHECK(w->len <= STREAM + 2 * MIB + 2 * 4 * CHUNK + EXTENT);
     end(w);
