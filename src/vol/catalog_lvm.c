@@ -37,6 +37,8 @@ static int make_file(struct catalog *cat, const struct lvm_lv *lv, const char *n
             path = NULL;
         return rc;
     }
+    if (strncmp(name, "del-", 4) == 0)
+        return catalog_add_stray(cat, path, "Proxmox VE is removing it");
     if (!file_split(FORM_LV, name, stem, sizeof(stem), &format))
         return catalog_add_stray(cat, path, "a raw image's name has no suffix in a volume group");
     if (!stem_ok(stem))

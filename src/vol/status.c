@@ -97,6 +97,7 @@ static int add_op(struct vol_pool_status *st, const struct intent *in)
     struct vol_pool_op *grown = reallocarray(st->ops, st->nb_ops + 1, sizeof(*grown));
     const json_t *vol = json_array_get(json_object_get(in->json, "vols"), 0);
     const char *stem = intent_str(vol, "stem"), *snap = intent_str(in->json, "snap");
+    const char *one = *snap ? snap : intent_str(vol, "snap"); /* of several volumes each has it */
     char who[200];
 
     if (!grown)
@@ -104,7 +105,7 @@ static int add_op(struct vol_pool_status *st, const struct intent *in)
     st->ops = grown;
     intent_describe(in, who, sizeof(who));
     struct vol_pool_op op = {.op = strdup(intent_op(in)), .who = strdup(who)};
-    if (asprintf(&op.volume, "%s%s%s", stem, *snap ? "@" : "", snap) < 0)
+    if (asprintf(&op.volume, "%s%s%s", stem, *one ? "@" : "", one) < 0)
         op.volume = NULL;
     op.life = in->foreign ? VOL_OP_ELSEWHERE : in->fd < 0 ? VOL_OP_RUNS : VOL_OP_CUT_OFF;
     st->ops[st->nb_ops++] = op;
