@@ -55,6 +55,8 @@ static int image_opts(const struct move *m, const struct moved_file *f, struct c
                        "'%s' has internal snapshots, which would be lost: delete them first "
                        "(qemu-img snapshot)",
                        f->src->path);
+    if (hdr->autoclear & QCOW2_AUTOCLEAR_BITMAPS)
+        op_say(m->ctx, "the persistent bitmaps of '%s' are not copied", f->src->path);
     *ret = (struct image_create_opts){
         .virtual_len = chain_len(src),
         .version = hdr->version,

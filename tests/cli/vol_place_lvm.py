@@ -332,6 +332,52 @@ def full_clones():
             raise Failed('left behind: %s' % p.hidden())
 
 
+def killed(p, *args, at):
+    rc, out = p.varve(*args, rc=None, env={'VARVE_CRASH_AT': at})
+    if rc != -9:
+        raise Failed('not killed at %s: %d %s' % (at, rc, out))
+
+
+def unreachable():
+    """a move is killed, and the target is away when the source is used"""
+    for dirs in ('p',), ('q',):
+        for at in 'move-published:1', 'move-published:2', 'destroy-unlinked:1':
+            p = fresh('unreachable-%s-%s' % (dirs[0], at.replace(':', '-')), dirs=dirs)
+            p.create('q:' + W, MIB)
+            p.create(V, 4 * MIB)
+            p.write(V, 0, MIB, 1)
+            p.snapshot(V, 's1')
+            p.write(V, MIB, MIB, 2)
+            killed(p, 'move', p.id(V), 'q:', '--delete', at=at)
+            there = dict(p.vols[V])
+            devices = list(p.devices)
+            if dirs == ('p',):
+                p.devices = devices[:1]
+            else:
+                os.rename(p.dir_of('q'), p.home + '/away')
+            rc, out = p.varve('resize', p.id(V), '+1M', rc=None)
+            if dirs == ('p',):
+                p.devices = devices
+            else:
+                os.rename(p.home + '/away', p.dir_of('q'))
+            if at.startswith('destroy'):      # a part of the source has gone: it waits for the target
+                if rc != 1:
+                    raise Failed('half a source was used: %d %s' % (rc, out))
+                p.varve('pool', 'check', 'p', '--repair')
+                p.vols['q:' + V] = p.vols.pop(V)
+            else:                             # it is whole: it stays
+                if rc != 0 or 'stays here' not in out:
+                    raise Failed('what is said of the move: %d %s' % (rc, out))
+                p.vols[V][None] += bytes(MIB)
+                p.write(V, 0, 4096, 9)
+                p.varve('pool', 'check', 'q', '--repair')
+                if at.endswith('2'):
+                    p.vols['q:' + V] = there
+            p.verify()
+            if p.hidden():
+                raise Failed('left behind: %s' % p.hidden())
+
+
 def rate():
     """at the smaller limit of the two, in bytes"""
     p = fresh('rate', keys='\tbwlimit 4096\n')
@@ -345,7 +391,7 @@ def rate():
     p.verify()
 
 
-TESTS = [up, up_raw, between, geometry, lengths, clones, names, no_room, thin, full_clones, rate]
+TESTS = [up, up_raw, between, geometry, lengths, clones, names, no_room, thin, full_clones, unreachable, rate]
 for test in TESTS:
     wanted = [a for a in sys.argv[1:] if a not in KINDS]
     if not wanted or test.__name__ in wanted:
