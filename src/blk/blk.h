@@ -162,7 +162,9 @@ bool blk_is_extendable(const struct blk *blk);
 /* Asks for at least `len` bytes and takes note of the length the device has then; 0: takes note of
  * it alone, which may be less than before. -ENOTSUP; -ENOSPC: there is no room, as yet. */
 SUSPENDS int blk_extend(struct blk *blk, uint64_t len, struct err *err);
-/* What blk_identity() says of the device with this handle. */
+/* What blk_identity() says of the device with this handle: of what stands behind its last slash,
+ * which is never given twice. Of a logical volume: its UUID, so that it is the same however it is
+ * opened. */
 void blk_handle_identity(const char *handle, uint64_t *ret_dev, uint64_t *ret_ino);
 
 /* ---- lock.c: byte-range OFD locks as QEMU takes them ---- */

@@ -385,6 +385,11 @@ static int file_identity(struct blk *blk, uint64_t *ret_dev, uint64_t *ret_ino)
         blk_handle_identity(file_of(blk)->handle, ret_dev, ret_ino);
         return 0;
     }
+    if (file_of(blk)->id_dev) {
+        *ret_dev = file_of(blk)->id_dev;
+        *ret_ino = file_of(blk)->id_ino;
+        return 0;
+    }
     if (fstat(file_of(blk)->fd, &st) < 0)
         return -errno;
     *ret_dev = S_ISBLK(st.st_mode) ? UINT64_MAX : st.st_dev;

@@ -120,6 +120,8 @@ static int look_at(struct file_blk *f)
         return -errno;
     if (S_ISBLK(st.st_mode)) {
         rc = look_at_device(f, &logical);
+        if (!f->handle && !provider_find_identity(st.st_rdev, &f->id_dev, &f->id_ino))
+            f->id_dev = 0;
     } else {
         uint32_t physical = physical_block_of(st.st_dev);
 

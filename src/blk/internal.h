@@ -40,8 +40,9 @@ enum file_place { PLACE_UNKNOWN /* until asked about holes */, PLACE_LOCAL, PLAC
 struct file_blk {
     struct blk blk;
     int fd;
-    char *handle;       /* the provider's; owned; NULL: it is not one of its devices */
-    enum blk_lock lock; /* what we hold on fd */
+    char *handle;            /* the provider's; owned; NULL: it is not one of its devices */
+    uint64_t id_dev, id_ino; /* of a logical volume without one; 0: it is none */
+    enum blk_lock lock;      /* what we hold on fd */
     bool is_dev;
     bool direct;
     enum file_place place;
@@ -62,6 +63,10 @@ bool provider_owns(const char *path);
 SUSPENDS int provider_provide(const char *path, char **ret_node, char **ret_handle,
                               struct err *err);
 SUSPENDS int provider_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err *err);
+
+/* As blk_handle_identity() of the logical volume that device-mapper calls so; false: it is none. */
+bool provider_dm_identity(const char *dm_uuid, uint64_t *ret_dev, uint64_t *ret_ino);
+bool provider_find_identity(dev_t rdev, uint64_t *ret_dev, uint64_t *ret_ino);
 
 /* ---- lock.c ---- */
 /* From what fd holds now to another lock: 0, or -errno and nothing changed. */

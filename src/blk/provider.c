@@ -11,14 +11,18 @@
  * own, and a disk has the length that was asked for. When it is opened again it has all of it.
  */
 #include <linux/fs.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/sysmacros.h>
 #include "base/bits.h"
 #include "blk/internal.h"
 
 #define FNV_PRIME  0x100000001b3ull
 #define FNV_BASIS  0xcbf29ce484222325ull
 #define FNV_BASIS2 0x6c62272e07bb0142ull
+
+#define LVM_UUID_LEN 32u
 
 static const struct blk_provider *provider;
 
@@ -88,10 +92,44 @@ int provider_extend(struct blk *blk, uint64_t len, uint64_t *ret_len, struct err
     return 0;
 }
 
+/* ---- identity ---- */
+
+/* Of what stands behind the last slash, less the dashes that only its printed form has. */
+static uint64_t hash_id(uint64_t h, const char *handle)
+{
+    const char *slash = strrchr(handle, '/');
+
+    for (const char *p = slash ? slash + 1 : handle; *p; p++)
+        if (*p != '-')
+            h = (h ^ (uint8_t)*p) * FNV_PRIME;
+    return h;
+}
+
 /* The top bit tells it from the number of any file system; one bit less than all of them, from that
  * of a device without handle. */
 void blk_handle_identity(const char *handle, uint64_t *ret_dev, uint64_t *ret_ino)
 {
-    *ret_dev = (hash(FNV_BASIS2, handle) | 1ull << 63) & ~1ull;
-    *ret_ino = hash(FNV_BASIS, handle);
+    *ret_dev = (hash_id(FNV_BASIS2, handle) | 1ull << 63) & ~1ull;
+    *ret_ino = hash_id(FNV_BASIS, handle);
+}
+
+/* LVM: "LVM-", the group's 32 letters, the volume's; what is part of a volume has more. */
+bool provider_dm_identity(const char *dm_uuid, uint64_t *ret_dev, uint64_t *ret_ino)
+{
+    if (strncmp(dm_uuid, "LVM-", 4) != 0 || strlen(dm_uuid) != 4 + 2 * LVM_UUID_LEN)
+        return false;
+    blk_handle_identity(dm_uuid + 4 + LVM_UUID_LEN, ret_dev, ret_ino);
+    return true;
+}
+
+bool provider_find_identity(dev_t rdev, uint64_t *ret_dev, uint64_t *ret_ino)
+{
+    char path[80], text[160] = "";
+
+    snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/dm/uuid", major(rdev), minor(rdev));
+    FILE *f = fopen(path, "re");
+    bool ok = f && fscanf(f, "%159s", text) == 1 && provider_dm_identity(text, ret_dev, ret_ino);
+    if (f)
+        fclose(f);
+    return ok;
 }

@@ -90,6 +90,28 @@ CO_TEST(the_identity_is_the_volumes_and_not_the_devices)
     loopvol_drop(w);
 }
 
+/* As LVM prints them, and as device-mapper has them. */
+TEST(a_logical_volume_is_the_same_however_it_is_opened)
+{
+    static const char group[] = "mD3TQ3pRq8Lj0ZxKfYc1Vb6Nn2Wh5Gu7";
+    char uuid[200];
+    uint64_t dev[2], ino[2];
+
+    blk_handle_identity("vg/abcdef-ABCD-1234-efgh-EFGH-5678-ijklmn", &dev[0], &ino[0]);
+    snprintf(uuid, sizeof(uuid), "LVM-%s%s", group, "abcdefABCD1234efghEFGH5678ijklmn");
+    CHECK(provider_dm_identity(uuid, &dev[1], &ino[1]));
+    CHECK(dev[0] == dev[1] && ino[0] == ino[1]);
+    blk_handle_identity("renamed/abcdef-ABCD-1234-efgh-EFGH-5678-ijklmn", &dev[1], &ino[1]);
+    CHECK(dev[0] == dev[1] && ino[0] == ino[1]);
+    snprintf(uuid, sizeof(uuid), "LVM-%s%s", group, "abcdefABCD1234efghEFGH5678ijklmo");
+    CHECK(provider_dm_identity(uuid, &dev[1], &ino[1]));
+    CHECK(dev[0] != dev[1] && ino[0] != ino[1]);
+    snprintf(uuid, sizeof(uuid), "LVM-%s%s-tpool", group, "abcdefABCD1234efghEFGH5678ijklmn");
+    CHECK(!provider_dm_identity(uuid, &dev[1], &ino[1]));
+    CHECK(!provider_dm_identity("CRYPT-LUKS2-0123", &dev[1], &ino[1]));
+    CHECK(!provider_dm_identity("", &dev[1], &ino[1]));
+}
+
 CO_TEST(an_extension_gives_at_least_what_was_asked_for)
 {
     struct loopvol *v = new_volume("grow", 4 * MIB);
