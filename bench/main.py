@@ -15,7 +15,7 @@ again: a run that was interrupted goes on, `--rounds 5` after `--rounds 3` adds 
 """
 import argparse, json, os, platform, re, signal, sys, time, traceback
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import rows_big, rows_chain, rows_device, rows_disk, rows_stall
+import rows_big, rows_chain, rows_device, rows_disk, rows_pool, rows_stall
 from images import GIB, MIB, NoRoom, need_room
 from measure import Context, empty
 from servers import Failed, Qemu, Varve
@@ -65,7 +65,7 @@ def about(ctx):
 
 
 def all_rows(ctx):
-    for m in (rows_disk, rows_big, rows_chain, rows_device, rows_stall):
+    for m in (rows_disk, rows_big, rows_chain, rows_device, rows_stall, rows_pool):
         yield from m.rows(ctx)
 
 

@@ -130,6 +130,20 @@ def stall_tables(cells, all_checks):
     return lines + ['']
 
 
+def list_table(cells):
+    mine = [c for c in cells if c['kind'] == 'list']
+    if not mine:
+        return []
+    lines = ['## Lists', '', '`varve list` of %s. Nothing of a volume group is active; its headers are read from the device each time.' % mine[0]['load'], '',
+             '| pool | s | CPU s, with LVM\'s | LVM commands | images opened |', '|---|---:|---:|---:|---:|']
+    for row in dict.fromkeys(c['row'] for c in mine):
+        v = [c for c in mine if c['row'] == row]
+        opened = [c['opens'] for c in v if c.get('opens') is not None]
+        lines.append('| %s | %s | %s | %s | %s |' % (row, num(median([c['secs'] for c in v]), 2), num(median([c['cpu_s'] for c in v]), 2),
+                     num(median([c['commands'] for c in v])), num(median(opened)) if opened else '-'))
+    return lines + ['']
+
+
 def summary(all_checks):
     lines = ['## Targets', '', '| target | | figures | ok | noise | missed |', '|---|---|---:|---:|---:|---:|']
     names = dict.fromkeys((c.what, c.op, c.target, c.unit) for c in all_checks if c.target is not None)
@@ -192,7 +206,7 @@ def page(r, notes):
         text += extra_table(kind, mine, cs)
         text += pair_table(mine, cs, 'of 1 GiB', '32 MiB of memory against 1 GiB:') + pair_table(mine, cs, 'of depth 1', 'Deep against flat, warm:')
         text.append('')
-    text += stall_tables(r['cells'], all_checks) + included(r.get('included', [])) + profile_tables(r.get('profiles', []))
+    text += stall_tables(r['cells'], all_checks) + list_table(r['cells']) + included(r.get('included', [])) + profile_tables(r.get('profiles', []))
     if r['skipped'] or r['failed'] or r['problems']:
         text += ['## Not measured', '']
         text += ['- %s: %s' % (k, v.replace('\n', ' ')) for k, v in {**r['skipped'], **r['failed']}.items()] + ['- ' + p for p in r['problems']] + ['']

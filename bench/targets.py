@@ -86,7 +86,7 @@ class Group:
 def groups(cells):
     out = {}
     for c in cells:
-        if c['kind'] != 'stall':
+        if c['kind'] not in ('stall', 'list'):
             out.setdefault((c['kind'], c['row'], c['load']), Group(c['kind'], c['row'], c['load'])).add(c)
     return out
 
@@ -187,6 +187,15 @@ def stall_checks(cells):
             yield Check('p99 of idle p99, deletion', 'stall', row, name, [c['busy']['p99_us'] / c['idle']['p99_us'] for c in v], 3, '<=')
 
 
+def list_checks(cells):
+    for row in dict.fromkeys(c['row'] for c in cells if c['kind'] == 'list'):
+        v = [c for c in cells if c['kind'] == 'list' and c['row'] == row]
+        yield Check('list of a pool', 'list', row, v[0]['load'], [c['secs'] for c in v], 1, '<=', ' s')
+        if any(c['commands'] for c in v):
+            yield Check('LVM commands of a list', 'list', row, v[0]['load'], [c['commands'] for c in v], 1, '<=', ' ')
+        yield Check('programs that a list runs', 'list', row, v[0]['load'], [c.get('programs') for c in v if not c['commands']], 0, '<=', ' ')
+
+
 def checks(cells):
     gs = groups(cells)
     out = []
@@ -194,4 +203,4 @@ def checks(cells):
         if g.load != 'raw copy':
             for some in speed_checks(gs, g), copy_checks(gs, g), pair_checks(g), count_checks(g):
                 out += some
-    return [c for c in out + list(stall_checks(cells)) if c.values]
+    return [c for c in out + list(stall_checks(cells)) + list(list_checks(cells)) if c.values]
