@@ -29,7 +29,10 @@ class LeaseHost:
         return ['unshare', '-u', 'sh', '-c', 'hostname host%d && exec "$@"' % self.n, '-', *argv]
 
     def call(self, *argv, rc=0, timeout=60):
-        p = subprocess.run(self.argv(*argv), env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
+        try:
+            p = subprocess.run(self.argv(*argv), env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
+        except subprocess.TimeoutExpired as e:
+            raise Failed('host %d: %s: goes on after %d s: %s' % (self.n, ' '.join(argv), timeout, (e.stdout or b'')[-500:]))
         out = p.stdout.decode('utf-8', 'replace')
         if rc is not None and p.returncode != rc:
             raise Failed('host %d: %s: ended with %d, not %d: %s' % (self.n, ' '.join(argv), p.returncode, rc, out[-1500:]))
