@@ -23,6 +23,7 @@ enum lock_rank {
     RANK_REFCOUNT, /* refcount blocks and their table */
     RANK_BLK,      /* read-modify-write of a device block */
     RANK_SEND,     /* a socket's output */
+    RANK_VOLUMES,  /* what is known of a volume group, while LVM's commands run */
     RANK_MAX = 32,
 };
 

@@ -145,6 +145,7 @@ int catalog_scan_lvm(struct catalog *cat, struct err *err) SUSPENDS_UNCHECKED
     struct lvm_store *s = lvm_store_of(cat->images);
     struct lv_files files = {0};
 
+    lvm_store_enter(s);
     int rc = lvm_store_look(s, err);
     if (rc == 0)
         rc = read_heads(cat, &s->dir, &files, err);
@@ -154,6 +155,7 @@ int catalog_scan_lvm(struct catalog *cat, struct err *err) SUSPENDS_UNCHECKED
         if (files.heads[i].rc == 0)
             head_fini(&files.heads[i].head);
     free(files.heads);
+    lvm_store_leave(s);
     return rc;
 }
 

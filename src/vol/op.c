@@ -72,7 +72,7 @@ int pool_hold(const struct pool *pool, const char *images, struct pool_hold *ret
     *ret = (struct pool_hold){.lock = {-1}};
     if (!vg)
         return lock_pool(pool, images, &ret->lock, err);
-    int rc = lvm_store_begin(vg, err);
+    int rc = lvm_store_hold(vg, err);
     if (rc == 0)
         ret->vg = vg;
     return rc;
@@ -81,7 +81,7 @@ int pool_hold(const struct pool *pool, const char *images, struct pool_hold *ret
 void pool_let_go(struct pool_hold *hold) SUSPENDS_UNCHECKED
 {
     if (hold->vg)
-        lvm_store_end(TAKE_PTR(hold->vg));
+        lvm_store_let_go(TAKE_PTR(hold->vg));
     lock_release(&hold->lock);
 }
 

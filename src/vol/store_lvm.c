@@ -76,6 +76,7 @@ int lvm_store_open(const struct pool *pool, struct lvm_store **ret, struct err *
     s->pool = pool;
     s->dir.wipe = pool->saferemove;
     s->lock.fd = -1;
+    co_mutex_init(&s->mutex, RANK_VOLUMES);
     lvm_used_init(&s->used, s->dir.lvm.vg);
     blk_set_provider(&provider);
     *ret = s;
@@ -98,6 +99,28 @@ const char *lvm_store_name(const struct lvm_store *s, const char *path)
     const char *name = path + strlen(s->root);
 
     return name + strspn(name, "/");
+}
+
+/* ---- one coroutine at a time ---- */
+
+void lvm_store_enter(struct lvm_store *s)
+{
+    if (s->mutex_owner == co_self()) {
+        s->depth++;
+        return;
+    }
+    co_mutex_lock(&s->mutex);
+    s->mutex_owner = co_self();
+    s->depth = 1;
+}
+
+void lvm_store_leave(struct lvm_store *s)
+{
+    CHECK_THAT(s->mutex_owner == co_self() && s->depth > 0);
+    if (--s->depth > 0)
+        return;
+    s->mutex_owner = NULL;
+    co_mutex_unlock(&s->mutex);
 }
 
 /* ---- the report ---- */
@@ -142,7 +165,10 @@ SUSPENDS static void note_seqno(struct lvm_store *s)
 
 int lvm_store_look(struct lvm_store *s, struct err *err)
 {
-    return s->locked ? load(s, err) : load_again(s, err);
+    lvm_store_enter(s);
+    int rc = s->locked ? load(s, err) : load_again(s, err);
+    lvm_store_leave(s);
+    return rc;
 }
 
 /* A tool that was killed while it changed an active LV has left it suspended, and whoever reads it
@@ -171,10 +197,13 @@ int lvm_store_begin(struct lvm_store *s, struct err *err)
 {
     int rc = 0;
 
+    lvm_store_enter(s);
     if (s->locked == 0) {
         rc = lock_pool(s->pool, s->root, &s->lock, err);
-        if (rc < 0)
+        if (rc < 0) {
+            lvm_store_leave(s);
             return rc;
+        }
     }
     rc = s->locked++ == 0 ? load_again(s, err) : load(s, err);
     if (rc == 0)
@@ -199,19 +228,39 @@ void lvm_store_end(struct lvm_store *s)
         note_seqno(s);
     if (--s->locked == 0)
         lock_release(&s->lock);
+    lvm_store_leave(s);
+}
+
+int lvm_store_hold(struct lvm_store *s, struct err *err)
+{
+    int rc = lvm_store_begin(s, err);
+
+    if (rc == 0)
+        lvm_store_leave(s);
+    return rc;
+}
+
+void lvm_store_let_go(struct lvm_store *s)
+{
+    lvm_store_enter(s);
+    lvm_store_end(s);
 }
 
 bool lvm_store_exists(struct lvm_store *s, const char *name)
 {
-    return load(s, NULL) == 0 && lvm_dir_find(&s->dir, name);
+    lvm_store_enter(s);
+    bool there = load(s, NULL) == 0 && lvm_dir_find(&s->dir, name);
+    lvm_store_leave(s);
+    return there;
 }
 
 bool lvm_store_same(struct lvm_store *s, const char *a, const char *b)
 {
-    if (load(s, NULL) < 0)
-        return false;
-    const struct lvm_lv *lv = lvm_dir_find(&s->dir, a);
-    return lv && lv == lvm_dir_find(&s->dir, b);
+    lvm_store_enter(s);
+    const struct lvm_lv *lv = load(s, NULL) == 0 ? lvm_dir_find(&s->dir, a) : NULL;
+    bool same = lv && lv == lvm_dir_find(&s->dir, b);
+    lvm_store_leave(s);
+    return same;
 }
 
 static struct lvm_lv *find_uuid(const struct lvm_store *s, const char *uuid)
@@ -241,7 +290,7 @@ static void note_active(struct lvm_store *s, const char *const *names, size_t nr
                 lv->active = LVM_YES;
 }
 
-int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err *err)
+SUSPENDS static int activate(struct lvm_store *s, const char *const *names, struct err *err)
 {
     VEC(const char *) wanted = {0};
     int rc = 0;
@@ -265,6 +314,14 @@ int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err
     if (rc == 0)
         note_active(s, wanted.data, wanted.len);
     vec_free(&wanted);
+    return rc;
+}
+
+int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err *err)
+{
+    lvm_store_enter(s);
+    int rc = activate(s, names, err);
+    lvm_store_leave(s);
     return rc;
 }
 
@@ -309,7 +366,7 @@ SUSPENDS static void deactivate_idle(struct lvm_store *s)
     vec_free(&idle);
 }
 
-void lvm_store_close(struct lvm_store *s)
+SUSPENDS static void close_entered(struct lvm_store *s)
 {
     struct err err = {0};
 
@@ -326,6 +383,13 @@ void lvm_store_close(struct lvm_store *s)
         pool_wipe_start(s->pool);
 }
 
+void lvm_store_close(struct lvm_store *s)
+{
+    lvm_store_enter(s);
+    close_entered(s);
+    lvm_store_leave(s);
+}
+
 /* ---- the provider of devices ---- */
 
 /* Of an LV that was active here while another host has extended it: the kernel has the old length.
@@ -338,9 +402,9 @@ static uint64_t device_len(const char *node)
     return fd >= 0 && ioctl(fd, BLKGETSIZE64, &len) == 0 ? len : 0;
 }
 
-static int provide(const char *path, char **ret_node, char **ret_handle, struct err *err)
+SUSPENDS static int provide_from(struct lvm_store *s, const char *path, char **ret_node,
+                                 char **ret_handle, struct err *err)
 {
-    struct lvm_store *s = lvm_store_of(path);
     const char *name = lvm_store_name(s, path);
     const char *const names[] = {name, NULL};
     int rc = lvm_store_activate(s, names, err);
@@ -357,6 +421,16 @@ static int provide(const char *path, char **ret_node, char **ret_handle, struct 
         free(TAKE_PTR(*ret_handle));
         free(TAKE_PTR(*ret_node));
     }
+    return rc;
+}
+
+static int provide(const char *path, char **ret_node, char **ret_handle, struct err *err)
+{
+    struct lvm_store *s = lvm_store_of(path);
+
+    lvm_store_enter(s);
+    int rc = provide_from(s, path, ret_node, ret_handle, err);
+    lvm_store_leave(s);
     return rc;
 }
 
@@ -557,13 +631,13 @@ void lvm_store_fill_stat(const struct lvm_lv *lv, struct stat *ret)
 
 int lvm_store_stat(struct lvm_store *s, const char *name, struct stat *ret)
 {
+    lvm_store_enter(s);
     int rc = load(s, NULL);
     const struct lvm_lv *lv = rc == 0 ? lvm_dir_find(&s->dir, name) : NULL;
-
-    if (!lv)
-        return rc < 0 ? rc : -ENOENT;
-    lvm_store_fill_stat(lv, ret);
-    return 0;
+    if (lv)
+        lvm_store_fill_stat(lv, ret);
+    lvm_store_leave(s);
+    return rc == 0 && !lv ? -ENOENT : rc;
 }
 
 void lvm_store_set_taken(struct lvm_store *s, const char *name, time_t when)

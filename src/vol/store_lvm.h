@@ -14,6 +14,7 @@
 #ifndef VARVE_VOL_STORE_LVM_H
 #define VARVE_VOL_STORE_LVM_H
 
+#include "rt/wait.h"
 #include "vol/internal.h"
 #include "vol/lvm_dir.h"
 #include "vol/lvm_used.h"
@@ -31,6 +32,9 @@ struct lvm_store {
     unsigned commands; /* run when the report was read */
     bool fresh;        /* what it says of this host (active, open) is of now, too */
     struct pool_lock lock;
+    struct co_mutex mutex; /* of owner, depth times: lvm_store_enter */
+    struct co *mutex_owner;
+    unsigned depth;
 };
 
 /* Enters the pool if it is not there yet; no command is run. Lives until the process ends. -EINVAL
@@ -44,6 +48,14 @@ const char *lvm_store_name(const struct lvm_store *s, const char *path);
 /* The pool's lock and a fresh report with no rename half done; nests. -ENODEV with PVs missing. */
 SUSPENDS int lvm_store_begin(struct lvm_store *s, struct err *err);
 SUSPENDS void lvm_store_end(struct lvm_store *s);
+/* The pool's lock for longer: others of this process may work under it, too, meanwhile (an image
+ * that grows). */
+SUSPENDS int lvm_store_hold(struct lvm_store *s, struct err *err);
+SUSPENDS void lvm_store_let_go(struct lvm_store *s);
+/* The report is one coroutine's at a time, from lvm_store_begin() to its end or between these;
+ * nests. */
+SUSPENDS void lvm_store_enter(struct lvm_store *s);
+SUSPENDS void lvm_store_leave(struct lvm_store *s);
 /* The report as of now; not settled, no lock: for looking. */
 SUSPENDS int lvm_store_look(struct lvm_store *s, struct err *err);
 
