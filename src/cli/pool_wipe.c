@@ -26,7 +26,7 @@ static void be_unimportant(void)
     (void)syscall(SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE << CLASS_SHIFT);
 }
 
-static int pool_wipe(struct volcmd *cmd, struct err *err)
+SUSPENDS static int pool_wipe(struct volcmd *cmd, struct err *err)
 {
     const struct vol_wipe_opts opts = {.all_hosts = args_flag(cmd->args, "all-hosts")};
     const char *id = args_operand(cmd->args, 0);

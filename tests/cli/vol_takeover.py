@@ -5,6 +5,9 @@ from volmodel import MIB, LVM, Pool
 from proc import Failed, done, folder, need, qio, run
 
 need('qemu-img', 'qemu-io', *(['lvm', 'losetup'] if LVM else []))
+if LVM and os.getuid():
+    print('SKIP: not root')
+    sys.exit(77)
 LEN = 16 * MIB
 # bytes of an LV that holds a full image of 16 MiB: base with 64 KiB clusters; overlay with 128 KiB and extended L2
 FULL = {False: 17 * MIB, True: 18 * MIB}
