@@ -239,6 +239,25 @@ int catalog_find(const struct catalog *cat, const struct vol_name *name, struct 
 
 /* ---- new names ---- */
 
+/* By what is no image of ours, a volume group's LV of somebody else: it is in no catalog. */
+static int check_untaken(const struct catalog *cat, const char *vmid, const char *stem,
+                         struct err *err)
+{
+    static const char *const formats[] = {"qcow2", "raw"};
+    _cleanup_(freep) char *dir = *vmid ? path_join(cat->images, vmid) : strdup(cat->images);
+
+    for (unsigned i = 0; i < ARRAY_SIZE(formats); i++) {
+        _cleanup_(freep) char *file = dir ? file_join(dir, stem, formats[i]) : NULL;
+        _cleanup_(freep) char *path = file ? path_join(dir, file) : NULL;
+
+        if (!path)
+            return err_set(err, -ENOMEM, "out of memory");
+        if (store_exists(path))
+            return err_set(err, -EEXIST, "'%s' exists already, and is none of ours", path);
+    }
+    return 0;
+}
+
 int catalog_check_new_snap_file(const struct catalog *cat, const char *vmid, const char *stem,
                                 const char *snap, struct err *err)
 {
@@ -261,7 +280,7 @@ int catalog_check_new_snap_file(const struct catalog *cat, const char *vmid, con
     if (other && strcmp(other->stem, stem) != 0)
         return err_set(err, -EEXIST, "its file would read as snapshot '%s' of the volume '%s'",
                        other_snap, other->stem);
-    return 0;
+    return check_untaken(cat, vmid, file, err);
 }
 
 int catalog_check_new_snap(const struct catalog *cat, const struct cvol *vol, const char *snap,
@@ -292,5 +311,5 @@ int catalog_check_new_vol(const struct catalog *cat, const char *vmid, const cha
                 return err_set(err, -EEXIST, "'%s' would read as a snapshot of the new volume '%s'",
                                f->path, stem);
     }
-    return 0;
+    return check_untaken(cat, vmid, stem, err);
 }

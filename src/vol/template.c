@@ -78,8 +78,12 @@ SUSPENDS static int plan(struct op *op, const struct vol_name *name, struct temp
 /* From any state on. */
 static int take_name(const struct templating *t, struct err *err)
 {
-    int rc = store_exists(t->new) ? 0 : store_link(t->old, t->new, err);
+    int rc = 0;
 
+    if (!store_exists(t->new))
+        rc = store_link(t->old, t->new, err);
+    else if (store_exists(t->old) && !store_same_file(t->old, t->new))
+        rc = err_set(err, -EEXIST, "'%s' exists already, and is another image", t->new);
     crash_point("template-linked");
     if (rc == 0)
         rc = store_unlink(t->old, err);
