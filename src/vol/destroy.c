@@ -506,7 +506,7 @@ int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const ch
     if (!dir)
         return err_set(err, -EUCLEAN, "the intent is damaged");
     if (volume)
-        return destroy_files(dir, json_object_get(in->json, "files"), err);
+        return destroy_files(dir, json_object_get(in->json, "files"), NULL, err);
     int rc = strcmp(intent_str(in->json, "how"), "commit") == 0
                  ? recover_commit(ctx, pool, dir, in, long_too, ret_left, err)
                  : recover_stream(ctx, pool, dir, in, long_too, ret_left, err);

@@ -20,7 +20,8 @@ SUSPENDS static int check_volume(struct op *op, const struct cvol *vol, struct h
     return rc < 0 || op->ctx->dry_run ? rc : held_add_volume(held, vol, err);
 }
 
-int destroy_files(const char *dir, const json_t *files, struct err *err)
+int destroy_files(const char *dir, const json_t *files, struct held_files *held, struct err *err)
+    SUSPENDS_UNCHECKED
 {
     const json_t *file;
     int rc = 0;
@@ -33,6 +34,8 @@ int destroy_files(const char *dir, const json_t *files, struct err *err)
         if (!name || strchr(name, '/'))
             return err_set(err, -EUCLEAN, "the intent is damaged");
         _cleanup_(freep) char *path = path_join(dir, name);
+        if (path && held)
+            held_drop_device(held, path);
         rc = path ? store_unlink(path, err) : err_set(err, -ENOMEM, "out of memory");
         crash_point("destroy-unlinked");
         if (rc < 0)
@@ -41,7 +44,8 @@ int destroy_files(const char *dir, const json_t *files, struct err *err)
     return 0;
 }
 
-SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct err *err)
+SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct held_files *held,
+                                  struct err *err)
 {
     const struct cfile *any = vol->current ? vol->current : vol->snaps.data[0];
     json_t *files = json_array();
@@ -59,7 +63,7 @@ SUSPENDS static int remove_volume(struct op *op, const struct cvol *vol, struct 
         rc = 0;
     }
     if (rc == 0)
-        rc = destroy_files(any->dir, files, err);
+        rc = destroy_files(any->dir, files, held, err);
     json_decref(files);
     if (rc == 0)
         rc = op_done(op, err);
@@ -82,7 +86,7 @@ int destroy_volume(struct op *op, const struct vol_name *name, struct err *err)
     if (rc == 0 && op->ctx->dry_run) {
         op_say(op->ctx, "would destroy %s and %zu snapshots", vol->stem, vol->snaps.len);
     } else if (rc == 0) {
-        rc = remove_volume(op, vol, err);
+        rc = remove_volume(op, vol, &held, err);
         if (rc == 0)
             op_say(op->ctx, "%s destroyed", vol->stem);
     }

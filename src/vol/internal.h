@@ -292,6 +292,9 @@ SUSPENDS int held_add(struct held_files *held, const char *path, struct err *err
 /* All elements of a volume; what was added before a failure stays. */
 SUSPENDS int held_add_volume(struct held_files *held, const struct cvol *vol, struct err *err);
 SUSPENDS void held_drop(struct held_files *held);
+/* Before it is removed, if it is a device: one that is open can only be renamed, which takes room.
+ * Whoever opens it in this instant keeps it from being removed. */
+SUSPENDS void held_drop_device(struct held_files *held, const char *path);
 /* Nothing in it was ever written, zeroed or discarded. -errno when it cannot be read. */
 SUSPENDS int overlay_is_empty(const char *path, bool *ret, struct err *err);
 
@@ -401,8 +404,9 @@ SUSPENDS int commit_run(struct commit_plan *cp, bool long_too, bool *ret_left, s
 
 /* destroy_volume.c */
 SUSPENDS int destroy_volume(struct op *op, const struct vol_name *name, struct err *err);
-/* The steps of a recorded destruction: any of the files may have gone already. */
-int destroy_files(const char *dir, const json_t *files, struct err *err);
+/* The steps of a recorded destruction: any of the files may have gone already. held: of them; may
+ * be NULL. */
+int destroy_files(const char *dir, const json_t *files, struct held_files *held, struct err *err);
 SUSPENDS int destroy_recover(const struct vol_ctx *ctx, const struct pool *pool, const char *images,
                              struct intent *intent, bool long_too, bool *ret_left, struct err *err);
 SUSPENDS int rename_recover(const struct vol_ctx *ctx, const char *images, struct intent *intent,

@@ -163,7 +163,7 @@ SUSPENDS static int copy_all(struct move *m, struct err *err)
 static int delete_source(struct move *m, struct err *err)
 {
     const char *dir = m->vol->current->dir;
-    int rc = destroy_files(dir, json_object_get(m->src.intent->json, "files"), err);
+    int rc = destroy_files(dir, json_object_get(m->src.intent->json, "files"), NULL, err);
 
     if (rc == 0)
         rc = op_done(&m->src, err);

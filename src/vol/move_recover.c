@@ -167,7 +167,7 @@ SUSPENDS static int delete_source(const struct side *src, struct err *err)
             rc = held_add(&held, path, err);
     }
     if (rc == 0)
-        rc = destroy_files(src->dir, files, err);
+        rc = destroy_files(src->dir, files, &held, err);
     held_drop(&held);
     return rc;
 }

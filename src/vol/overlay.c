@@ -12,7 +12,7 @@
 #include "blk/blk.h"
 #include "chain/chain.h"
 #include "chain/merge.h"
-#include "vol/internal.h"
+#include "vol/store_lvm.h"
 
 static struct image_create_opts overlay_opts(const struct pool *pool)
 {
@@ -110,6 +110,15 @@ void held_drop(struct held_files *held)
     vec_for_each(it, &held->list)
         blk_close(*it);
     vec_free(&held->list);
+}
+
+void held_drop_device(struct held_files *held, const char *path)
+{
+    for (size_t i = held->list.len; lvm_store_of(path) && i-- > 0;)
+        if (strcmp(held->list.data[i]->name, path) == 0) {
+            blk_close(held->list.data[i]);
+            vec_remove_at(&held->list, i);
+        }
 }
 
 int overlay_settle(const char *path, const char *format, struct err *err)
