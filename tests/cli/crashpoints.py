@@ -118,6 +118,7 @@ def run_scenario(f, parts):
     kills = [p for nr, p in enumerate(todo) if nr % parts == SEED % parts]
     for nr, point in enumerate(kills):
         kill_at(pool, argv, model, point, nr)
+    pool.release()
     print('%-24s killed at %d of %d points' % (f.__name__, len(kills), len(todo)), flush=True)
     if not kills:
         raise Failed('%s: too few crash points' % f.__name__)

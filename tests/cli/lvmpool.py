@@ -256,6 +256,14 @@ class LvmPool(Pool):
         name = os.path.basename(self.file(vol, snap))
         self.lvm('lvremove', '-q', '-y', '%s/%s' % (self.vgs[pool], self.names(pool)[name][0]))
 
+    def overlay(self, vol, on, size=4 * MIB):
+        name = os.path.basename(vol) + '.qcow2'
+        self.lvm('lvcreate', '-q', '-an', '-Zn', '-Wn', '--setautoactivation', 'n', '--addtag', 'varve', '-L', '%db' % (size + 2 * MIB),
+                 '-n', name, self.vgs[self.name])
+        self.vols[vol] = dict(self.vols[on])
+        with self.opened(vol) as path:
+            run('qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', os.path.basename(self.file(on)), '-F', 'qcow2', path, str(size))
+
     def set_taken(self, vol, snap, when):
         pool = vol.rpartition(':')[0] or self.name
         lv = self.names(pool)[os.path.basename(self.file(vol, snap))][0]

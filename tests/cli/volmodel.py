@@ -139,6 +139,14 @@ class Pool:
         """the element goes, by another program"""
         os.unlink(self.file(vol, snap))
 
+    def overlay(self, vol, on, size=4 * MIB):
+        """an overlay made with other tools; `on`: the volume below it"""
+        path = os.path.join(self.images, vol + '.qcow2')
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        run('qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', os.path.relpath(self.file(on), os.path.dirname(path)),
+            '-F', 'qcow2', path, str(size))
+        self.vols[vol] = dict(self.vols[on])
+
     def set_taken(self, vol, snap, when):
         os.utime(self.file(vol, snap), (when, when))
 
@@ -260,11 +268,16 @@ def short(state):
     return {v: {s: h[:8] for s, h in e.items()} for v, e in state.items()}
 
 
-def clear(folder):
-    """an empty folder, whatever pool was there"""
+def release(folder=None):
+    """devices of the pools that were there, or of all"""
     if LVM:
         from lvmpool import release_all
         release_all(folder)
+
+
+def clear(folder):
+    """an empty folder, whatever pool was there"""
+    release(folder)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
 
