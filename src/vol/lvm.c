@@ -2,7 +2,11 @@
  * Changes of a VG: one command of LVM's each. Names and tags are checked before, so that nothing
  * that somebody typed is ever read as an option, a tag or another VG.
  */
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/bits.h"
 #include "vol/lvm_run.h"
 
@@ -243,4 +247,61 @@ int lvm_deactivate(struct lvm *lvm, const char *const *names, struct err *err)
 int lvm_refresh(struct lvm *lvm, const char *const *names, struct err *err)
 {
     return change(lvm, names, "--refresh", err);
+}
+
+/* ---- a device without an LV ---- */
+
+static bool read_word(const char *dm_dir, const char *file, char *to, size_t len)
+{
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/%s", dm_dir, file);
+    _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, to, len - 1) : -1;
+    to[MAX(n, (ssize_t)0)] = 0;
+    to[strcspn(to, "\n")] = 0;
+    return n > 0;
+}
+
+/* The kernel knows an LV as "LVM-" and both UUIDs without dashes. */
+static void dm_uuid(char *to, size_t len, const char *vg_uuid, const char *lv_uuid)
+{
+    size_t n = (size_t)snprintf(to, len, "LVM-");
+
+    for (const char *c = vg_uuid; *c && n + 1 < len; c++)
+        if (*c != '-')
+            to[n++] = *c;
+    for (const char *c = lv_uuid; *c && n + 1 < len; c++)
+        if (*c != '-')
+            to[n++] = *c;
+    to[n] = 0;
+}
+
+static bool find_device(const char *uuid, char *name, size_t name_len)
+{
+    char here[128];
+    bool found = false;
+    glob_t all;
+
+    if (glob("/sys/block/dm-*/dm", 0, NULL, &all) != 0)
+        return false;
+    for (size_t i = 0; i < all.gl_pathc && !found; i++)
+        found = read_word(all.gl_pathv[i], "uuid", here, sizeof(here)) && strcmp(here, uuid) == 0 &&
+                read_word(all.gl_pathv[i], "name", name, name_len);
+    globfree(&all);
+    return found;
+}
+
+int lvm_drop_device(struct lvm *lvm, const char *vg_uuid, const char *lv_uuid, struct err *err)
+{
+    struct lvm_cmd cmd = {.verb = "dmsetup"};
+    char uuid[128], name[LVM_NAME_MAX + 2];
+
+    dm_uuid(uuid, sizeof(uuid), vg_uuid, lv_uuid);
+    if (!find_device(uuid, name, sizeof(name)))
+        return 0;
+    lvm_cmd_add(&cmd, "dmsetup");
+    lvm_cmd_add(&cmd, "remove");
+    lvm_cmd_add(&cmd, name);
+    return finish_any(&cmd, lvm, 0, err);
 }

@@ -141,6 +141,10 @@ SUSPENDS int lvm_change_tags(struct lvm *lvm, const char *const *names, const ch
 SUSPENDS int lvm_activate(struct lvm *lvm, const char *const *names, enum lvm_mode mode,
                           struct err *err);
 SUSPENDS int lvm_deactivate(struct lvm *lvm, const char *const *names, struct err *err);
+/* The kernel's device of an LV that the VG has no longer: another host has removed it while it was
+ * active here. There is none, mostly. -EBUSY somebody has it open. */
+SUSPENDS int lvm_drop_device(struct lvm *lvm, const char *vg_uuid, const char *lv_uuid,
+                             struct err *err);
 /* Loads what the metadata says now into active LVs of this host. */
 SUSPENDS int lvm_refresh(struct lvm *lvm, const char *const *names, struct err *err);
 

@@ -208,7 +208,7 @@ int lvm_store_begin(struct lvm_store *s, struct err *err)
     rc = s->locked++ == 0 ? load_again(s, err) : load(s, err);
     if (rc == 0)
         rc = lvm_vg_check(s->dir.vg, err);
-    if (rc == 0 && s->fresh)
+    if (rc == 0)
         rc = resume(s, err);
     if (rc == 0)
         rc = lvm_dir_settle(&s->dir, err);
@@ -290,12 +290,35 @@ static void note_active(struct lvm_store *s, const char *const *names, size_t nr
                 lv->active = LVM_YES;
 }
 
+SUSPENDS static void deactivate_idle(struct lvm_store *s, size_t from);
+
+/* Before LVs are activated: what a killed process has left active here may be in another place by
+ * now, or under a name that is another LV's, if another host has changed it. */
+SUSPENDS static int drop_left(struct lvm_store *s, struct err *err)
+{
+    size_t own = s->used.list.len;
+
+    if (!lvm_used_any_dead(&s->used))
+        return 0;
+    lvm_dir_forget(&s->dir); /* what is open now counts */
+    int rc = lvm_store_begin(s, err);
+    if (rc < 0)
+        return rc;
+    rc = lvm_used_adopt(&s->used, err);
+    if (rc == 0)
+        deactivate_idle(s, own);
+    lvm_dir_forget(&s->dir);
+    lvm_store_end(s);
+    return rc;
+}
+
 SUSPENDS static int activate(struct lvm_store *s, const char *const *names, struct err *err)
 {
     VEC(const char *) wanted = {0};
-    int rc = 0;
+    int rc = drop_left(s, err);
 
-    rc = s->locked ? load(s, err) : load_again(s, err);
+    if (rc == 0)
+        rc = s->locked ? load(s, err) : load_again(s, err);
     for (; rc == 0 && *names; names++) {
         const struct lvm_lv *lv = lvm_dir_find(&s->dir, *names);
 
@@ -342,16 +365,19 @@ static bool is_needed(const struct lvm_store *s, const struct lvm_lv *lv)
     return lv->open == LVM_YES && !lvm_used_by_other(&s->used, lv->uuid);
 }
 
-/* By this process, or by one that was killed. */
-SUSPENDS static void deactivate_idle(struct lvm_store *s)
+/* Those noted by this process from the from-th on, or by one that was killed. One that another host
+ * has removed meanwhile is known to the kernel alone. */
+SUSPENDS static void deactivate_idle(struct lvm_store *s, size_t from)
 {
     VEC(const char *) idle = {0};
 
-    for (size_t i = s->used.list.len; i-- > 0;) {
+    for (size_t i = s->used.list.len; i-- > from;) {
         const struct lvm_lv *lv = find_uuid(s, s->used.list.data[i]);
 
         if (lv && is_needed(s, lv))
             continue;
+        if (!lv)
+            (void)lvm_drop_device(&s->dir.lvm, s->dir.vg->uuid, s->used.list.data[i], NULL);
         if (lv && lv->active != LVM_NO && !lvm_used_by_other(&s->used, lv->uuid) &&
             vec_push(&idle, lv->name) < 0)
             break;
@@ -376,7 +402,7 @@ SUSPENDS static void close_entered(struct lvm_store *s)
         return; /* they stay active: harmless on one host, and told by `pool status` */
     bool wipes = pool_wipe_is_due(s->dir.vg);
     if (lvm_used_adopt(&s->used, &err) == 0)
-        deactivate_idle(s);
+        deactivate_idle(s, 0);
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
     if (wipes)
