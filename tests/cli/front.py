@@ -61,6 +61,7 @@ def completion():
                         (['varve', 'info', 'p1'], 'p1:100/vm-100-disk-0.qcow2@s1'),
                         (['varve', 'snapshot', 'p1'], 'p1:100/vm-100-disk-0.qcow2'),
                         (['varve', 'img', 'info', '-f', ''], 'qcow2'), (['varve', 'serve', '--discard', 'i'], 'ignore'), (['varve', 'serve', '--detect-zeroes', 'u'], 'unmap'),
+                        (['varve', 'serve', '--on-full', 'w'], 'wait'),
                         (['varve', 'img', 'info', D + '/fi'], D + '/file.raw')):
         got = complete(*words)
         if want not in got:

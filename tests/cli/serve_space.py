@@ -77,6 +77,7 @@ def detect():
     refused("--detect-zeroes takes off, on or unmap, not 'maybe'", '--detect-zeroes', 'maybe')
     refused('use discard=unmap, or detect-zeroes=on', '--detect-zeroes', 'unmap', '--discard', 'ignore')
     refused("--discard takes unmap or ignore, not 'keep'", '--discard', 'keep')
+    refused("--on-full takes wait or fail, not 'maybe'", '--on-full', 'maybe')
     base = create('base.qcow2')
     run('qemu-io', '-f', 'qcow2', '-c', 'write -P 0x5a 0 %d' % SIZE, base)
     most = {}  # data in the image
