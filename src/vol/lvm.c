@@ -302,6 +302,7 @@ int lvm_drop_device(struct lvm *lvm, const char *vg_uuid, const char *lv_uuid, s
         return 0;
     lvm_cmd_add(&cmd, "dmsetup");
     lvm_cmd_add(&cmd, "remove");
+    lvm_cmd_add(&cmd, "--retry"); /* udev may be looking into it */
     lvm_cmd_add(&cmd, name);
     return finish_any(&cmd, lvm, 0, err);
 }

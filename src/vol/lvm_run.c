@@ -188,11 +188,11 @@ int lvm_complaint(const char *said, char *line, size_t line_len)
 
 /* ---- run ---- */
 
-/* lvm is in sbin, which is not in everybody's PATH. */
+/* The tools are in sbin, which is not in everybody's PATH. */
 static SUSPENDS int spawn(struct lvm_cmd *cmd, const struct exec_opts *opts, char **ret_out,
                           char **ret_said)
 {
-    static const char *const programs[] = {"lvm", "/usr/sbin/lvm", "/sbin/lvm"};
+    static const char *const dirs[] = {"", "/usr/sbin/", "/sbin/"};
     size_t nr = cmd->args.len;
     _cleanup_(freep) const char **argv = calloc(nr + 1, sizeof(*argv));
     int rc = -ENOMEM;
@@ -200,8 +200,11 @@ static SUSPENDS int spawn(struct lvm_cmd *cmd, const struct exec_opts *opts, cha
     if (!argv)
         return -ENOMEM;
     memcpy(argv, cmd->args.data, nr * sizeof(*argv));
-    for (size_t i = 0; i < ARRAY_SIZE(programs); i++) {
-        argv[0] = programs[i];
+    for (size_t i = 0; i < ARRAY_SIZE(dirs); i++) {
+        char path[64];
+
+        snprintf(path, sizeof(path), "%s%s", dirs[i], cmd->args.data[0]);
+        argv[0] = path;
         rc = offload_exec_with(argv, opts, ret_out, ret_said, OUT_MAX);
         if (rc != -ENOENT)
             return rc;
