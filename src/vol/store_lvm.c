@@ -468,8 +468,10 @@ SUSPENDS static int extend_once(struct lvm_store *s, const char *uuid, uint64_t 
     if (rc < 0)
         return rc;
     const struct lvm_lv *lv = find_uuid(s, uuid);
+    crash_point("lvm-grow");
     rc = lv ? lvm_extend(&s->dir.lvm, lv->name, len, false, err)
             : err_set(err, -ENOENT, "the LV that is to grow has gone");
+    crash_point("lvm-grown");
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
     return rc;
@@ -520,7 +522,9 @@ int lvm_store_create(struct lvm_store *s, const char *name, uint64_t len, struct
     if (lvm_dir_find(&s->dir, name))
         rc = err_set(err, -EEXIST, "there is an LV '%s/%s' already", s->dir.lvm.vg, name);
     if (rc == 0) {
+        crash_point("lvm-create");
         rc = lvm_create(&s->dir.lvm, &lv, err);
+        crash_point("lvm-created");
         lvm_dir_forget(&s->dir);
     }
     if (rc == 0)
@@ -591,6 +595,7 @@ SUSPENDS static int change_len(struct lvm_store *s, const char *name, uint64_t l
         rc = lvm_extend(&s->dir.lvm, lv->name, len, false, err);
     else
         rc = lvm_reduce(&s->dir.lvm, lv->name, len, err);
+    crash_point("lvm-resized");
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
     return rc;
