@@ -36,9 +36,9 @@ def zero(p, vol, off, length, how='write -z'):
     fill(p, vol, off, length, 0)
 
 
-def tree(p, vol, suffix='', *options):
+def tree(p, vol, suffix=''):
     """current on s2 on s1, s3 on s1, each with its own data; zeroes, written and discarded, over data below"""
-    p.create(vol + suffix, 4 * MIB, *options)
+    p.create(vol + suffix)
     p.write(vol, 0, 2 * MIB, 0x11)
     p.snapshot(vol, 's1')
     p.write(vol, 65536, 65536, 0x21)
@@ -77,9 +77,9 @@ def own(p, vol):
     return out
 
 
-def one_move(p, suffix, *options):
-    for vol in V, 'data':
-        tree(p, vol, suffix, *options)
+def one_move(p, suffix, vols=(V, 'data')):
+    for vol in vols:
+        tree(p, vol, suffix)
         was = shape(p, vol), own(p, vol)
         at = p.digest()
         out = p.varve('move', p.id(vol), 'q:', '--dry-run')
@@ -135,7 +135,7 @@ def up_raw():
 def between():
     """from a VG to another one"""
     p = fresh('between', LvmPool, keys=THICK)
-    one_move(p, '')
+    one_move(p, '', [V])
 
 
 def geometry():
@@ -191,6 +191,15 @@ def lengths():
     p.verify()
     if os.stat(p.file(V)).st_size != 8 * MIB or os.stat(p.file(V)).st_blocks * 512 > MIB:
         raise Failed('the file is %s' % (os.stat(p.file(V)),))
+    # shorter than what the disk held before
+    p.create('x.raw', 4 * MIB)
+    os.truncate(p.file('x'), 300 << 10)
+    p.vols['x'][None] = b'\x55' * 4096 + bytes(4 * MIB - 4096)
+    with open(p.file('x'), 'r+b') as f:
+        f.write(b'\x55' * 4096)
+    p.clone('x', None, 'q:y', '--full', '--format', 'raw')
+    p.move('x', '--delete')
+    p.verify()
     # a base image that became longer, with zeroes, is the same one
     os.truncate(p.file(V), 5 * MIB)
     p.vols[V][None] = p.vols[V][None][:5 * MIB]
@@ -341,7 +350,7 @@ def killed(p, *args, at):
 def unreachable():
     """a move is killed, and the target is away when the source is used"""
     for dirs in ('p',), ('q',):
-        for at in 'move-published:1', 'move-published:2', 'destroy-unlinked:1':
+        for at in 'move-published:%d' % (1 if dirs == ('p',) else 2), 'destroy-unlinked:1':
             p = fresh('unreachable-%s-%s' % (dirs[0], at.replace(':', '-')), dirs=dirs)
             p.create('q:' + W, MIB)
             p.create(V, 4 * MIB)
