@@ -10,12 +10,12 @@ class NbdError(Exception):
 
 
 class Nbd:
-    """with Nbd(socket_path, export) as n: n.write(off, data)"""
+    """with Nbd(socket_path, export) as n: n.write(off, data). A host and a port may be given in place of the path."""
 
     def __init__(self, path, export='', timeout=60):
-        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock = socket.socket(socket.AF_UNIX if isinstance(path, str) else socket.AF_INET)
         self.sock.settimeout(timeout)
-        self.sock.connect(path)
+        self.sock.connect(path if isinstance(path, str) else tuple(path))
         self.cookie = 0
         magic, opt, flags = struct.unpack('>8s8sH', self.get(18))
         if magic != b'NBDMAGIC' or opt != b'IHAVEOPT':
