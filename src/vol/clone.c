@@ -132,9 +132,10 @@ SUSPENDS static int clone_linked(struct op *op, const struct vol_name *from, str
 
 /* ---- full ---- */
 
-/* Opens the chain that is copied; its image locks hold it when the volume's lock is given back. */
+/* Opens the chain that is copied; its image locks hold it when the volume's lock is given back, and
+ * a lease where those reach no other host. */
 SUSPENDS static int open_source(const struct vol_ctx *ctx, const struct vol_name *from,
-                                struct chain **ret, struct err *err)
+                                struct chain **ret, struct disk_lease **ret_lease, struct err *err)
 {
     struct cfile *f;
     struct op op;
@@ -152,6 +153,11 @@ SUSPENDS static int open_source(const struct vol_ctx *ctx, const struct vol_name
         struct chain_opts opts = {.format = f->format};
 
         rc = chain_open(f->path, &opts, ret, err);
+    }
+    if (rc == 0 && !ctx->dry_run) {
+        rc = copy_lease_take(op.pool, op.images, f->vol->vmid, f->vol->stem, ret_lease, err);
+        if (rc < 0)
+            chain_close(TAKE_PTR(*ret), NULL);
     }
     op_end(&op);
     return rc;
@@ -267,15 +273,17 @@ SUSPENDS static void close_source(const struct vol_ctx *ctx, const struct vol_na
 int vol_clone(const struct vol_ctx *ctx, const struct vol_name *from, const struct vol_name *to,
               const struct vol_clone_opts *opts, struct err *err)
 {
+    struct disk_lease *lease = NULL;
     struct chain *src;
 
     if (!opts->full)
         return begin_linked(ctx, from, to, err);
-    int rc = open_source(ctx, from, &src, err);
+    int rc = open_source(ctx, from, &src, &lease, err);
     if (rc < 0)
         return rc;
     rc = clone_full(ctx, src, from, to, &opts->create, err);
     chain_close(src, NULL);
+    disk_lease_release(lease);
     close_source(ctx, from);
     return rc;
 }

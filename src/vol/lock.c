@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include "rt/offload.h"
 #include "rt/reactor.h"
 #include "rt/timer.h"
 #include "vol/internal.h"
@@ -198,6 +199,9 @@ SUSPENDS static int lock_among_hosts(const struct pool *pool, const struct locki
                                      const char *vmid, const char *stem, struct lease **ret,
                                      struct err *err)
 {
+    static const struct {
+        const char *lease, *what;
+    } uses[] = {{"disk", "is open on"}, {"copy", "is being copied on"}};
     const char *slash = *vmid ? "/" : "", *what = "is being changed on";
     char name[LEASE_NAME_MAX + 1], hosts[300] = "";
     bool here, silent = false;
@@ -208,15 +212,16 @@ SUSPENDS static int lock_among_hosts(const struct pool *pool, const struct locki
         return busy_here(pool, vmid, stem, err);
     if (rc == -EBUSY) {
         lease_others(how->space, name, hosts, sizeof(hosts), &silent, NULL);
-    } else if (rc == 0 && how->disks) {
-        what = "is open on";
-        lease_name("disk", vmid, stem, name);
+    }
+    for (unsigned i = 0; rc == 0 && how->disks && i < ARRAY_SIZE(uses); i++) {
+        lease_name(uses[i].lease, vmid, stem, name);
+        what = uses[i].what;
         rc = lease_others(how->space, name, hosts, sizeof(hosts), &silent, err);
         if (rc == 0 && *hosts)
             rc = -EBUSY;
-        if (rc < 0)
-            lease_put(TAKE_PTR(*ret));
     }
+    if (rc < 0 && *ret)
+        lease_put(TAKE_PTR(*ret));
     if (rc != -EBUSY)
         return rc;
     return err_set(err, -EBUSY, "%s:%s%s%s %s host %s%s", pool->id, vmid, slash, stem, what,
@@ -267,25 +272,50 @@ void lock_forget(struct pool_lock *lock, const char *vmid, const char *stem)
 {
     char name[LEASE_NAME_MAX + 1];
 
-    if (!lock->lease || lock->disk)
+    if (!lock->lease || lock->gone)
         return;
     lease_name("op", vmid, stem, name);
     if (strcmp(lock->lease->name, name) != 0)
         return;
-    lease_name("disk", vmid, stem, name);
-    lock->disk = strdup(name); /* without memory its lease stays, for a volume of that name */
+    /* without memory they stay, for a volume of that name */
+    if (asprintf(&lock->gone, "%s%s%s", vmid, *vmid ? "/" : "", stem) < 0)
+        lock->gone = NULL;
+}
+
+static void drop_all(struct pool_lock *lock)
+{
+    static const char *const others[] = {"disk", "copy"};
+    char name[LEASE_NAME_MAX + 1];
+
+    for (unsigned i = 0; i < ARRAY_SIZE(others); i++) {
+        lease_name(others[i], "", lock->gone, name);
+        lease_drop_name(lock->lease->space, name);
+    }
+    lease_drop(lock->lease);
 }
 
 void lock_release(struct pool_lock *lock)
 {
-    if (lock->lease && lock->disk) {
-        lease_drop_name(lock->lease->space, lock->disk);
-        lease_drop(lock->lease);
-    } else {
+    if (lock->lease && lock->gone)
+        drop_all(lock);
+    else
         lease_put(lock->lease);
-    }
-    free(lock->disk);
+    free(lock->gone);
     if (lock->fd >= 0)
         close(lock->fd);
     *lock = (struct pool_lock){.fd = -1};
+}
+
+static int call_release(void *arg)
+{
+    lock_release(arg);
+    return 0;
+}
+
+void lock_give_back(struct pool_lock *lock)
+{
+    if (lock->lease)
+        offload(call_release, lock);
+    else
+        lock_release(lock);
 }

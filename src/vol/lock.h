@@ -20,7 +20,7 @@
 struct pool_lock {
     int fd;              /* on this host; -1: not held */
     struct lease *lease; /* among hosts; NULL: none is taken */
-    char *disk;          /* of a volume that is gone: its disk's lease goes too */
+    char *gone;          /* a volume that is no more: all its leases go */
 };
 
 /* Folder of the locks that are this host's alone: $VARVE_LOCK_DIR, else /run/lock/varve. */
@@ -34,8 +34,10 @@ SUSPENDS int lock_pool(const struct pool *pool, const char *images, struct pool_
 /* Does not wait for others: -EBUSY with the volume's name, and the host that has it or its disk. */
 SUSPENDS int lock_volume(const struct pool *pool, const char *images, const char *vmid,
                          const char *stem, struct pool_lock *ret, struct err *err);
-/* Harmless when not held. With leases it takes some milliseconds. */
+/* Harmless when not held. With leases it blocks for some milliseconds. */
 void lock_release(struct pool_lock *lock);
+/* The same for who has other things to do meanwhile: a server. */
+SUSPENDS void lock_give_back(struct pool_lock *lock);
 /* If it is that volume's: the name is no longer used, its leases are given back on release. */
 void lock_forget(struct pool_lock *lock, const char *vmid, const char *stem);
 
@@ -56,7 +58,7 @@ SUSPENDS int locking_of(const struct pool *pool, const char *images, struct lock
                         struct err *err);
 /* Do these locks exclude all hosts of the pool? */
 SUSPENDS bool locks_span_hosts(const struct pool *pool, const char *images);
-/* "op" or "disk" and the volume's name, cut and hashed if it is long. */
+/* "op", "disk" or "copy" and the volume's name, cut and hashed if it is long. */
 void lease_name(const char *what, const char *vmid, const char *stem, char ret[LEASE_NAME_MAX + 1]);
 SUSPENDS int lease_try(struct lease_space *space, const char *name, enum lease_mode mode,
                        struct lease **ret, bool *ret_here, struct err *err);
@@ -76,11 +78,15 @@ SUSPENDS int disk_lease_take(const struct pool *pool, const char *images, const 
  */
 SUSPENDS int disk_lease_change(struct disk_lease *lease, enum lease_mode mode, struct err *err);
 void disk_lease_release(struct disk_lease *lease); /* NULL is fine */
+/* The same for who copies a volume for hours without its lock, which is held now: operations of
+ * other hosts on it are refused, servers and this host's operations are not. */
+SUSPENDS int copy_lease_take(const struct pool *pool, const char *images, const char *vmid,
+                             const char *stem, struct disk_lease **ret, struct err *err);
 
 /* ---- lock_list.c: who has what ---- */
 struct lock_info {
     char *name;       /* a volume's id; the pool's */
-    const char *what; /* "pool", "operation", "disk" */
+    const char *what; /* "pool", "operation", "disk", "copy" */
     char host[LEASE_HOST_MAX + 1];
     bool here, shared;
     bool silent; /* that host does not renew its leases at the moment */

@@ -4,10 +4,11 @@
  *   pool        whoever has the pool's lock
  *   op-<vol>    an operation on the volume, or its server while it starts
  *   disk-<vol>  whoever serves the volume, all its life
+ *   copy-<vol>  shared: whoever copies it for hours; taken under op, which is then given back
  *
- * An operation takes op, then looks whether another host has disk; a server takes disk, then looks
- * whether another host has op. Both write before they look, so that of two at least one sees the
- * other. Within one host an operation and the server go on side by side, through QMP.
+ * An operation takes op, then looks whether another host has disk or copy; a server takes disk,
+ * then looks whether another host has op. Both write before they look, so that of two at least one
+ * sees the other. Within one host an operation and the server go on side by side, through QMP.
  */
 #include <stdio.h>
 #include <string.h>
@@ -359,6 +360,24 @@ int disk_lease_take(const struct pool *pool, const char *images, const char *vmi
     if (rc < 0)
         return give_up(disk, rc);
     *ret = disk;
+    return 0;
+}
+
+int copy_lease_take(const struct pool *pool, const char *images, const char *vmid, const char *stem,
+                    struct disk_lease **ret, struct err *err)
+{
+    struct disk_lease *copy = calloc(1, sizeof(*copy));
+    char name[LEASE_NAME_MAX + 1];
+    struct locking how;
+    bool here;
+    int rc = copy ? locking_of(pool, images, &how, err) : err_set(err, -ENOMEM, "out of memory");
+
+    lease_name("copy", vmid, stem, name);
+    if (rc == 0 && how.disks)
+        rc = lease_try(how.space, name, LEASE_SHARED, &copy->lease, &here, err);
+    if (rc < 0)
+        return give_up(copy, rc);
+    *ret = copy;
     return 0;
 }
 

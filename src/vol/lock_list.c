@@ -78,6 +78,9 @@ static int call_list(void *arg)
         lease_name("disk", (*it)->vmid, (*it)->stem, name);
         if (rc == 0 && c->disks)
             rc = add_owners(c, name, *it, "disk");
+        lease_name("copy", (*it)->vmid, (*it)->stem, name);
+        if (rc == 0 && c->disks)
+            rc = add_owners(c, name, *it, "copy");
     }
     return rc;
 }

@@ -227,7 +227,7 @@ void lvm_store_end(struct lvm_store *s)
     if (s->locked == 1)
         note_seqno(s);
     if (--s->locked == 0)
-        lock_release(&s->lock);
+        lock_give_back(&s->lock);
     lvm_store_leave(s);
 }
 

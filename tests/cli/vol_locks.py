@@ -170,6 +170,26 @@ def hand_over(a, b):
         s.end()
 
 
+def copied(a, b):
+    """for hours, without its lock: other hosts change nothing of it, this one goes on"""
+    one, again, two = Steps(a, PROG), Steps(a, PROG), Steps(b, PROG)
+    one('copy ' + DISK)
+    again('copy ' + DISK)
+    two('op ' + DISK, 'EBUSY', 'is being copied on host host1')
+    refused(b, 'snapshot', 'p:%s@e' % DISK, text='is being copied on host host1')
+    two('copy ' + DISK, 'EBUSY')
+    one('release')
+    two('op ' + DISK, 'EBUSY', 'is being copied on host host1')
+    again('op ' + DISK)
+    again('release')
+    two('op ' + DISK)
+    for s in (one, again, two):
+        s.end()
+    a.varve('snapshot', 'p:%s@copied' % DISK)
+    b.varve('clone', 'p:%s@copied' % DISK, 'p:100/vm-100-disk-9', '--full')
+    a.varve('destroy', 'p:100/vm-100-disk-9')
+
+
 def moved(a, b):
     """with its guest: the other host's server takes it when the first has given it up"""
     one = Server(a, DISK)
@@ -254,7 +274,7 @@ def main():
     for d in ('pool', 'pool2'):
         os.makedirs(os.path.join(base, d))
     a, b = two_hosts(base, config)
-    for part in (making, operations, served, shared, hand_over, moved, given_back, all_at_once, no_room):
+    for part in (making, operations, served, shared, hand_over, copied, moved, given_back, all_at_once, no_room):
         part(a, b)
         print('ok %s' % part.__name__, flush=True)
     done('leases of two hosts')

@@ -80,7 +80,24 @@ def moves(a, b):
     reads(b, 1)
     write(b, 2)
     varve(a, 'serve san:' + DISK, rc=1, text='is open on host host2')
-    b.run('kill $(cat /run/serve.pid); while kill -0 $(cat /run/serve.pid) 2>/dev/null; do sleep .1; done')
+    stop(b)
+    serve(a)
+    reads(a, 2)
+
+
+def stop(host):
+    host.run('kill $(cat /run/serve.pid); while kill -0 $(cat /run/serve.pid) 2>/dev/null; do sleep .1; done')
+
+
+def killed(a, b):
+    """what a killed operation has begun is finished or undone by the other host, without being told to: it has its locks"""
+    stop(a)
+    varve(a, 'list san')
+    a.run('VARVE_CRASH_AT=snapshot-linked varve snapshot san:%s@k' % DISK, rc=128 + 9)
+    varve(b, 'snapshot san:%s@b' % DISK)
+    names = [w.split()[0] for w in varve(b, 'list san').splitlines()[1:]]
+    if 'san:%s.qcow2@b' % DISK not in names or 'operation' in varve(b, 'pool status san'):
+        raise Failed('after a killed operation: %r' % names)
     serve(a)
     reads(a, 2)
 
@@ -132,7 +149,7 @@ def under_lockd(a, b):
     varve(a, 'snapshot san:%s@s' % DISK)
     varve(b, 'create san:vm-100-disk-1 64M')
     varve(b, 'destroy san:vm-100-disk-1')
-    a.run('kill $(cat /run/serve.pid); while kill -0 $(cat /run/serve.pid) 2>/dev/null; do sleep .1; done')
+    stop(a)
     varve(b, 'snapshot san:%s@t' % DISK)
     serve(b)
     reads(b, 1)
@@ -145,7 +162,7 @@ def main():
         for h in (a, b):
             prepare(h, lockd)
         a.run('pvcreate -q /dev/mapper/path' + ('' if lockd else ' && vgcreate -q san /dev/mapper/path'), limit=120)
-        for part in [under_lockd] if lockd else [open_on_one, moves, cut_off]:
+        for part in [under_lockd] if lockd else [open_on_one, moves, killed, cut_off]:
             part(a, b)
             print('ok %s' % part.__name__, flush=True)
 

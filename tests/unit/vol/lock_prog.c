@@ -4,9 +4,9 @@
  *
  *   lock_prog POOL          the configuration is $VARVE_CONFIG
  *
- *   op [VMID/]STEM | disk [VMID/]STEM exclusive|shared | change exclusive|shared | pool
- *   release                 all of it
- *   times N                 N times the pool's lock: "ok MEDIAN MAX", microseconds
+ *   op [VMID/]STEM | copy [VMID/]STEM | disk [VMID/]STEM exclusive|shared | change exclusive|shared
+ * | pool release                 all of it; one of each can be held times N                 N times
+ * the pool's lock: "ok MEDIAN MAX", microseconds
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 
 static const struct pool *pool;
 static char *images;
-static struct pool_lock lock = {.fd = -1};
+static struct pool_lock lock = {.fd = -1}, pool_lock = {.fd = -1};
 static struct disk_lease *disk;
 
 static void split(char *name, const char **vmid, const char **stem)
@@ -48,8 +48,8 @@ SUSPENDS static int times(unsigned nr, struct err *err)
     for (unsigned i = 0; i < nr && rc == 0; i++) {
         uint64_t begin = reactor_now();
 
-        rc = lock_pool(pool, images, &lock, err);
-        lock_release(&lock);
+        rc = lock_pool(pool, images, &pool_lock, err);
+        lock_release(&pool_lock);
         us[i] = (reactor_now() - begin) / 1000;
     }
     qsort(us, nr, sizeof(*us), by_value);
@@ -64,17 +64,26 @@ SUSPENDS static int step(char *verb, char *name, char *mode, struct err *err)
     const char *vmid, *stem;
 
     if (strcmp(verb, "release") == 0) {
+        lock_release(&pool_lock);
         lock_release(&lock);
         disk_lease_release(TAKE_PTR(disk));
         return 0;
     }
     if (strcmp(verb, "pool") == 0)
-        return lock_pool(pool, images, &lock, err);
+        return lock_pool(pool, images, &pool_lock, err);
     if (strcmp(verb, "times") == 0)
         return times((unsigned)atoi(name), err);
     if (strcmp(verb, "change") == 0)
         return disk_lease_change(disk, mode_of(name), err);
     split(name, &vmid, &stem);
+    if (strcmp(verb, "copy") == 0) {
+        int rc = lock_volume(pool, images, vmid, stem, &lock, err);
+
+        if (rc == 0)
+            rc = copy_lease_take(pool, images, vmid, stem, &disk, err);
+        lock_release(&lock);
+        return rc;
+    }
     if (strcmp(verb, "op") == 0)
         return lock_volume(pool, images, vmid, stem, &lock, err);
     if (strcmp(verb, "disk") == 0)
