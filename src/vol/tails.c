@@ -8,7 +8,8 @@
  *  2. The end is told by the refcounts, of an image that was closed (no journal, no dirty bit), and
  *     checked against the tables that the header names. An LV that is not that image's any more is
  *     not touched.
- *  3. One command: a kill leaves the LV as long as before, or cut.
+ *  3. The volume's lock is held, so that no other host has the disk open.
+ *  4. One command: a kill leaves the LV as long as before, or cut.
  *
  * With `saferemove` the tail is zeroed before. Nothing here fails an operation: what is not cut now
  * is when the image is next left.
@@ -171,8 +172,26 @@ void tail_cut(const struct vol_ctx *ctx, const struct pool *pool, const char *pa
         op_say(ctx, "the space behind the end of '%s' is kept: %s", path, err_text(&err));
 }
 
+/* The volume's lock keeps a server that starts waiting, and tells of other hosts: a disk that was
+ * handed over is another one's. */
+SUSPENDS static void cut_closed(const struct vol_ctx *ctx, const struct pool *pool,
+                                const char *path)
+{
+    const struct lvm_store *s = lvm_store_of(path);
+    struct pool_lock lock;
+    char stem[256];
+    const char *format;
+
+    if (!s || !store_is_thin(pool) ||
+        !file_split(FORM_LV, lvm_store_name(s, path), stem, sizeof(stem), &format) ||
+        lock_volume(pool, s->root, "", stem, &lock, NULL) < 0)
+        return;
+    tail_cut(ctx, pool, path, false);
+    lock_release(&lock);
+}
+
 void vol_close_disk(const struct vol_ctx *ctx, const struct pool *pool, const char *path)
 {
-    tail_cut(ctx, pool, path, false);
+    cut_closed(ctx, pool, path);
     vol_pool_close(pool);
 }

@@ -220,7 +220,12 @@ def wiped(base):
     until_gone(pool)
     if 'del-vm-100-disk-9' in pool.varve('list', 'p', '-t', 'vol'):
         raise Failed('what Proxmox is removing is listed as a volume')
-    pool.destroy(VOL)
+    pool.varve('destroy', pool.id(VOL), env={'VARVE_CRASH_AT': 'wipe-remove'})
+    pool.vols.clear()
+    until_dead(pool)
+    if not waiting(pool):
+        raise Failed('it was not left')
+    pool.varve('pool', 'check', 'p', '--repair')
     until_gone(pool)
     if [n for n, _, _, _ in pool.lvs()] != ['del-vm-100-disk-9']:
         raise Failed('left: %s' % pool.lvs())
