@@ -1,11 +1,15 @@
 """kill -9 of the manager at every step of an operation on idle volumes; then recovery by the next operation, or by
 pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
-import collections, os, sys
-from volmodel import KINDS, MIB, make_pool, sha, short
+import collections, os, re, sys
+from volmodel import KINDS, LVM, MIB, make_pool, sha, short
 from proc import Failed, LONG, SEED, done, folder
 
 BASE = folder()
-NAMES = [a for a in sys.argv[1:] if a not in ('all', *KINDS)]
+NAMES = [a for a in sys.argv[1:] if a not in ('all', 'few', *KINDS)]
+ALL, FEW = LONG or 'all' in sys.argv, 'few' in sys.argv    # steps at which to kill
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'src', 'vol')
+KEYS = '\tthin-chunk 4M\n' if LVM else ''
+seen = set()
 
 
 def points(path):
@@ -73,11 +77,25 @@ def current_is_there(pool, before, after, name):
 
 def kill_at(template, argv, model, point, nr):
     name = '%s:%d' % point
+    kill(template, argv, model, name, {'VARVE_CRASH_AT': name}, (-9,), nr)
+
+
+def kill_command(template, argv, model, command, nr):
+    """the n-th LVM command and the manager die together, some time after the command has begun"""
+    log, wait = os.path.join(BASE, 'commands'), nr * 0.017 % 0.12
+    open(log, 'w').close()
+    before = '[ $(wc -l <%s) != %d ] || { (sleep %.3f; kill -9 $PPID -$$) >/dev/null 2>&1 & }' % (log, command, wait)
+    # the command may have been the last one, and over
+    kill(template, argv, model, 'LVM command %d after %.3f s' % (command, wait),
+         {'VARVE_TEST_LVM_LOG': log, 'VARVE_TEST_LVM_BEFORE': before}, (-9, 0), nr)
+
+
+def kill(template, argv, model, name, env, codes, nr):
     pool = template.copy(os.path.join(BASE, 'try'))
     before = {v: dict(e) for v, e in pool.vols.items()}
     argv = [a for a in argv]
-    rc, out = pool.varve(*argv, rc=None, env={'VARVE_CRASH_AT': name})
-    if rc != -9:
+    rc, out = pool.varve(*argv, rc=None, env=env)
+    if rc not in codes:
         raise Failed('at %s: not killed, ended with %d: %s' % (name, rc, out))
     model(pool)
     after = pool.vols
@@ -102,26 +120,55 @@ def kill_at(template, argv, model, point, nr):
 def run_scenario(f, parts):
     home = os.path.join(BASE, f.__name__)
     os.makedirs(home)
-    pool = make_pool(home, other='q' if f.__name__.startswith('move') else None)
+    pool = make_pool(home, other='q' if f.__name__.startswith('move') else None, keys=KEYS, other_keys=KEYS)
     argv, model = f(pool)
     if argv[0] != 'pool':
         pool.verify()
     whole = pool.copy(os.path.join(BASE, 'whole'))
     listing = os.path.join(BASE, 'points')
     open(listing, 'w').close()
-    whole.varve(*argv, env={'VARVE_CRASH_LIST': listing})
+    log = os.path.join(BASE, 'commands')
+    open(log, 'w').close()
+    whole.varve(*argv, env={'VARVE_CRASH_LIST': listing, 'VARVE_TEST_LVM_LOG': log})
+    with open(log) as lines:
+        commands = len(lines.readlines())
     model(whole)
     whole.verify()
     if whole.hidden():
         raise Failed('%s left behind: %s' % (f.__name__, whole.hidden()))
     todo = thin(points(listing))
-    kills = [p for nr, p in enumerate(todo) if nr % parts == SEED % parts]
+    seen.update(name for name, _ in points(listing))
+    kills = chosen(todo, parts)
     for nr, point in enumerate(kills):
         kill_at(pool, argv, model, point, nr)
+    text = ''
+    if pool.is_lvm:
+        died = chosen(range(1, commands + 1), 1 if LONG else 3)
+        for nr in died:
+            kill_command(pool, argv, model, nr, nr + SEED)
+        text = ', with %d of %d LVM commands' % (len(died), commands)
     pool.release()
-    print('%-24s killed at %d of %d points' % (f.__name__, len(kills), len(todo)), flush=True)
+    print('%-24s killed at %d of %d points%s' % (f.__name__, len(kills), len(todo), text), flush=True)
     if not kills:
         raise Failed('%s: too few crash points' % f.__name__)
+
+
+def chosen(list_, parts):
+    """every n-th, by the seed; of few, three"""
+    parts = max(parts, len(list_) // 3) if FEW else parts
+    return [x for nr, x in enumerate(list_) if nr % parts == SEED % parts]
+
+
+def check_points():
+    """every step of volume groups was met"""
+    want = set()
+    for name in os.listdir(SOURCES):
+        if name in ('lvm_dir.c', 'lvm_used.c', 'store_lvm.c', 'intent_tags.c'):
+            with open(os.path.join(SOURCES, name)) as f:
+                want.update(re.findall(r'crash_point\("([^"]+)"\)', f.read()))
+    want = {p for p in want if not p.startswith(('intent-take', 'lvm-wipe'))}    # of other hosts, of saferemove: elsewhere
+    if len(want) < 8 or want - seen:
+        raise Failed('no operation passed the steps %s' % sorted(want - seen))
 
 
 def run_all(scenarios, parts=1):
@@ -129,7 +176,9 @@ def run_all(scenarios, parts=1):
     for s in scenarios:
         if not NAMES or s.__name__ in NAMES:
             try:
-                run_scenario(s, 1 if LONG or 'all' in sys.argv else parts)
+                run_scenario(s, 1 if ALL else parts)
             except Failed as e:
                 raise Failed('%s: %s' % (s.__name__, e))
+    if LVM and not NAMES and 'create' in [s.__name__ for s in scenarios]:
+        check_points()
     done('ok')

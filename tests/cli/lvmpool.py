@@ -3,15 +3,20 @@
 Where the kernel has no device-mapper, tests/lib/lvm stands for it. An element is looked at through a folder of links, `view`,
 which has all names of an LV as lvm_dir.h means them, also those that are but tags; so it can be read by name after any kill.
 """
-import atexit, contextlib, fcntl, json, os, shutil, subprocess, time
+import atexit, contextlib, fcntl, json, os, shutil, subprocess, sys, time
 from volmodel import MIB, Pool, clear
-from proc import Failed, run
+from proc import Failed, need, run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STAND_IN = os.path.join(HERE, '..', 'lib', 'lvm')
 HAS_DM = os.path.exists('/sys/class/misc/device-mapper')
 LOOP_CLR_FD = 0x4C01
 pools = []
+os.environ['PATH'] += ':/usr/sbin:/sbin'
+need('lvm', 'losetup')
+if os.getuid() or not os.path.exists('/dev/loop-control'):
+    print('SKIP: volume groups on loop devices need root')
+    sys.exit(77)
 
 
 def loops_in(folder):

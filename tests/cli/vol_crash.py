@@ -152,6 +152,23 @@ def import_file(pool):
 
 
 @scenario
+def import_large(pool):
+    """in a volume group the LV grows meanwhile"""
+    one(pool, W)
+    src = os.path.join(BASE, 'large.raw')
+    data = os.urandom(9 * MIB)
+    with open(src, 'wb') as f:
+        f.write(data)
+    return ['import', src, pool.id(V)], lambda p: p.vols.update({V: {None: data}})
+
+
+@scenario
+def resize_raw(pool):
+    one(pool, V, 4 * MIB, '.raw')
+    return ['resize', pool.id(V), '8M'], lambda p: p.vols[V].update({None: p.vols[V][None] + bytes(4 * MIB)})
+
+
+@scenario
 def resize(pool):
     line(pool)
     return ['resize', pool.id(V), '8M'], lambda p: p.vols[V].update({None: p.vols[V][None] + bytes(4 * MIB)})

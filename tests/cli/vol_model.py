@@ -1,6 +1,6 @@
 """Random operations on volumes of two pools, each idle or served, against a model of every element: contents, and what
 stands on what. What must be refused is tried, too. VARVE_SEED repeats."""
-import collections, random
+import collections, random, sys
 from volmodel import LVM, MIB, based, make_pool, moved
 from proc import Failed, LONG, SEED, done, folder, need
 from volserver import Served
@@ -8,7 +8,8 @@ from volserver import Served
 need('qemu-img', 'qemu-io')
 HOME = folder()
 SIZE = 4 * MIB
-ROUNDS = (250 if LONG else 25) if LVM else 500 if LONG else 110
+ALL = LONG or 'all' in sys.argv
+ROUNDS = (150 if ALL else 12) if LVM else 500 if LONG else 110
 VOLUMES = 6
 
 
