@@ -238,6 +238,8 @@ SUSPENDS static int copy_into(struct new_volume *nv, struct chain *src, struct l
         rc = chain_resize(dst, chain_len(src), err);
     if (rc == 0)
         rc = copy_chain(src, NULL, dst, &copy, err);
+    if (rc == 0 && nv->len && nv->len < chain_len(dst))
+        rc = chain_resize(dst, nv->len, err);
     crash_point("volume-copied");
     if (rc == 0 && (rc = chain_flush(dst)) < 0)
         err_errno(err, rc, "write '%s'", nv->tmp);

@@ -15,6 +15,8 @@ struct new_volume {
     const char *format;             /* "qcow2" or "raw" */
     struct image_create_opts image; /* preallocation also for raw */
     char *dir, *tmp, *path;         /* directory, hidden name, the volume's name */
+    uint64_t len; /* of the disk where the source is longer, a spool on whole extents; 0: the
+                     source's */
 };
 /* All that can be refused; touches nothing. Release with new_volume_fini. */
 int new_volume_plan(struct op *op, const struct vol_name *name, const struct vol_create_opts *opts,

@@ -148,7 +148,8 @@ SUSPENDS static int spool_end(struct blk *blk, uint64_t len, struct err *err)
 }
 
 /* Standard input into a raw image at `path`, sparse where it is a file. */
-SUSPENDS static int spool(const struct vol_ctx *ctx, const char *path, struct err *err)
+SUSPENDS static int spool(const struct vol_ctx *ctx, const char *path, uint64_t *ret_len,
+                          struct err *err)
 {
     _cleanup_(freep) char *buf = malloc(SPOOL_BYTES);
     uint64_t len = 0;
@@ -170,6 +171,7 @@ SUSPENDS static int spool(const struct vol_ctx *ctx, const char *path, struct er
     if (rc == 0)
         rc = spool_end(blk, len, err);
     blk_close(blk);
+    *ret_len = align_up(len, 512);
     return rc;
 }
 
@@ -190,10 +192,13 @@ SUSPENDS static int import_file(struct new_volume *nv, const char *file, const c
  * that is raw. */
 SUSPENDS static int import_stream(struct new_volume *nv, struct err *err)
 {
+    uint64_t len;
+
     if (strcmp(nv->format, "raw") == 0)
-        return spool(nv->op->ctx, nv->tmp, err);
+        return spool(nv->op->ctx, nv->tmp, &len, err);
     _cleanup_(freep) char *path = op_tmp_path(nv->op, nv->dir, "spool");
-    int rc = path ? spool(nv->op->ctx, path, err) : err_set(err, -ENOMEM, "out of memory");
+    int rc =
+        path ? spool(nv->op->ctx, path, &nv->len, err) : err_set(err, -ENOMEM, "out of memory");
     crash_point("import-spooled");
     if (rc == 0)
         rc = import_file(nv, path, "raw", err);
