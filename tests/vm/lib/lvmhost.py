@@ -128,7 +128,8 @@ def stop(host, name='disk', signal='TERM'):
 
 
 def qio(host, *ops, name='disk', rc=0, export=''):
-    out = sh(host, "qemu-io -f raw %s 'nbd+unix:///%s?socket=/run/%s.sock'" % (' '.join("-c '%s'" % o for o in ops), export, name), rc=rc)
+    out = sh(host, "qemu-io %s -f raw %s 'nbd+unix:///%s?socket=/run/%s.sock'"
+             % ('-r' if export else '', ' '.join("-c '%s'" % o for o in ops), export, name), rc=rc)
     if rc == 0 and 'verification failed' in out:
         raise Failed(out)
     return out
