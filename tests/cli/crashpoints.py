@@ -143,7 +143,7 @@ def run_scenario(f, parts):
         kill_at(pool, argv, model, point, nr)
     text = ''
     if pool.is_lvm:
-        died = chosen(range(1, commands + 1), 1 if LONG else 3)
+        died = chosen(range(1, commands + 1), 1 if LONG else 3 if ALL else 9)
         for nr in died:
             kill_command(pool, argv, model, nr, nr + SEED)
         text = ', with %d of %d LVM commands' % (len(died), commands)
