@@ -378,16 +378,22 @@ SUSPENDS static void deactivate_idle(struct lvm_store *s, size_t from)
             continue;
         if (!lv)
             (void)lvm_drop_device(&s->dir.lvm, s->dir.vg->uuid, s->used.list.data[i], NULL);
-        if (lv && lv->active != LVM_NO && !lvm_used_by_other(&s->used, lv->uuid) &&
-            vec_push(&idle, lv->name) < 0)
+        if (!lv || lv->active == LVM_NO || lvm_used_by_other(&s->used, lv->uuid))
+            lvm_used_remove(&s->used, i);
+        else if (vec_push(&idle, lv->name) < 0)
             break;
-        lvm_used_remove(&s->used, i);
     }
     crash_point("lvm-deactivate");
-    if (idle.len && vec_push(&idle, NULL) == 0)
-        (void)lvm_deactivate(&s->dir.lvm, idle.data,
-                             NULL); /* one that was opened meanwhile stays */
+    bool some = idle.len > 0 && vec_push(&idle, NULL) == 0;
+    bool done = some && lvm_deactivate(&s->dir.lvm, idle.data, NULL) == 0;
     crash_point("lvm-deactivated");
+    /* one that somebody has opened meanwhile, if only to look what it is, is left to the next */
+    for (size_t i = s->used.list.len; done && i-- > from;) {
+        const struct lvm_lv *lv = find_uuid(s, s->used.list.data[i]);
+
+        if (!lv || !is_needed(s, lv))
+            lvm_used_remove(&s->used, i);
+    }
     lvm_used_write(&s->used);
     vec_free(&idle);
 }

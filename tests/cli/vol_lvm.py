@@ -275,6 +275,21 @@ def open_and_gone():
     nothing_left(p)
 
 
+def looked_at():
+    """somebody looks what is on an LV that is to be deactivated: the next operation does it"""
+    p = fresh('looked')
+    p.create(V)
+    flag = os.path.join(BASE, 'flag')
+    before = 'case "$verb $*" in lvchange*-an*) [ -e %s ] || { touch %s; echo "  in use." >&2; exit 5; };; esac' % (flag, flag)
+    p.varve('snapshot', p.id(V, 's1'), env={'VARVE_TEST_LVM_BEFORE': before})
+    p.vols[V]['s1'] = p.vols[V][None]
+    if not os.path.exists(flag) or not p.active():
+        raise Failed('no LV stayed active')
+    p.create(W)
+    p.verify()
+    nothing_left(p)
+
+
 def renamed_over():
     """rollback and commit rename an LV over one that the server of the volume has open"""
     p = fresh('over')
@@ -340,7 +355,7 @@ def grown_in_the_middle():
     nothing_left(p)
 
 
-TESTS = [layout, names, ambiguous, others, no_room, missing, metadata_full, open_elsewhere, open_and_gone, renamed_over, odd_lengths,
+TESTS = [layout, names, ambiguous, others, no_room, missing, metadata_full, open_elsewhere, open_and_gone, looked_at, renamed_over, odd_lengths,
          grown_in_the_middle]
 for test in TESTS:
     if not NAMES or test.__name__ in NAMES:
