@@ -208,7 +208,15 @@ class LvmPool(Pool):
         finally:
             self.busy -= 1
             for todo in self.ours if self.busy == 0 else ():
-                self.lvm('lvchange', '-q', '-an', *todo)
+                self.deactivate(todo)
+
+    def deactivate(self, lvs):
+        """another test that looks for a free loop device may have one open for an instant"""
+        for _ in range(50):
+            with contextlib.suppress(Failed):
+                return self.lvm('lvchange', '-q', '-an', *lvs)
+            time.sleep(.1)
+        self.lvm('lvchange', '-q', '-an', *lvs)
 
     def reading(self):
         """the files of the view can be read"""
