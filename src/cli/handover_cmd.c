@@ -13,6 +13,25 @@
 
 /* ---- handover ---- */
 
+/* A server that waits for the disk has nothing to give. */
+SUSPENDS static int refuse_incoming(const struct served *d, struct err *err)
+{
+    json_t *list = NULL, *one;
+    size_t i;
+    int rc = qmp_execute(d->qmp, "query-commands", NULL, &list, err);
+
+    json_array_foreach(list, i, one)
+    {
+        if (rc == 0 && strcmp(json_str(one, "name"), "x-varve-takeover") == 0)
+            rc = err_set(err, -EINVAL,
+                         "%s is not served here yet: its server waits for it (--incoming); hand it "
+                         "over on the host that has it",
+                         d->id);
+    }
+    json_decref(list);
+    return rc;
+}
+
 /* The disk is free when its server is gone: the image closed, its locks and LVs given up. */
 SUSPENDS static int wait_for_end(int pidfd, struct err *err)
 {
@@ -35,7 +54,8 @@ SUSPENDS static int handover(struct volcmd *cmd, struct err *err)
         pid_t pid = qmp_peer_pid(d.qmp);
         _cleanup_(closep) int pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 
-        if (pidfd < 0)
+        rc = refuse_incoming(&d, err);
+        if (rc == 0 && pidfd < 0)
             rc = err_errno(err, -errno, "find the server of %s", d.id);
         if (rc == 0)
             rc = qmp_execute(d.qmp, "quit", NULL, NULL, err);

@@ -99,7 +99,7 @@ SUSPENDS static int pool_check(struct volcmd *cmd, struct err *err)
     }
     for (unsigned i = 0; !only && i < cmd->cfg->nb_pools && rc == 0; i++) {
         pool = &cmd->cfg->pools[i];
-        if (pool->disabled || pool->error || !pool->path)
+        if (pool->disabled || pool->error || pool->type == POOL_OTHER)
             continue;
         rc = check_one(cmd, pool, &bad, err);
         sum += bad;

@@ -298,6 +298,7 @@ void grow_stop(struct image *img)
     (void)co_group_wait(&g->group);
     g->stopping = false;
     wake_all(img, 0);
+    tell(img, IMAGE_ROOM_OK, ""); /* nobody writes to it any more */
 }
 
 /* ---- the allocator's side ---- */

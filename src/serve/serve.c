@@ -106,6 +106,8 @@ static void tell_room(void *ctx, enum image_room room, const char *why)
     static const char *const words[] = {"there is room again", "it can hardly grow any more",
                                         "it cannot grow: new space is not there"};
     struct serve *s = ctx;
+    if (s->stop_reason)
+        return;
     bool waits = room == IMAGE_ROOM_FULL && s->opts->on_full == IMAGE_FULL_WAIT;
 
     serve_warn(s, "%s%s%s%s", words[room], waits ? ", writes that need it wait" : "",

@@ -516,7 +516,8 @@ int catalog_scan(const struct pool *pool, struct catalog **ret, struct err *err)
     if (rc == 0)
         rc = catalog_link(cat);
     if (rc < 0) {
-        rc = err_errno(err, rc, "storage '%s': list '%s'", pool->id, cat->images);
+        if (cat->form == FORM_FILE || !err || !err->rc) /* LVM has said more */
+            rc = err_errno(err, rc, "storage '%s': list '%s'", pool->id, cat->images);
         catalog_free(cat);
         return rc;
     }

@@ -231,16 +231,45 @@ SUSPENDS static int check_intents(struct checking *c, const char *images, struct
     return rc;
 }
 
-SUSPENDS static int check_files(struct checking *c, struct err *err)
+/* Somebody is at it, was when the catalog was read, or begins now: it may look like anything. */
+static bool is_worked_on(const struct intents lists[2], const struct cvol *vol)
+{
+    for (unsigned i = 0; i < 2; i++)
+        vec_for_each(it, &lists[i].list)
+            if (intent_concerns(*it, vol->vmid, vol->stem))
+                return true;
+    return false;
+}
+
+/* After the intents were gone through: those that are left are of operations that go on, or could
+ * not be finished, and were told. */
+SUSPENDS static int check_volumes(struct checking *c, const char *images, struct catalog **ret,
+                                  struct err *err)
+{
+    struct intents lists[2] = {0};
+    int rc = intents_load(images, false, &lists[0], err);
+
+    if (rc == 0)
+        rc = catalog_scan(c->pool, ret, err);
+    if (rc == 0)
+        rc = intents_load(images, false, &lists[1], err);
+    if (rc == 0)
+        vec_for_each(it, &(*ret)->vols)
+            if (!is_worked_on(lists, *it))
+                check_volume(c, *ret, *it);
+    intents_fini(&lists[0]);
+    intents_fini(&lists[1]);
+    return rc;
+}
+
+SUSPENDS static int check_files(struct checking *c, const char *images, struct err *err)
 {
     _cleanup_(catalog_freep) struct catalog *cat = NULL;
     struct intents intents = {0};
-    int rc = catalog_scan(c->pool, &cat, err);
+    int rc = check_volumes(c, images, &cat, err);
 
     if (rc < 0)
         return rc;
-    vec_for_each(it, &cat->vols)
-        check_volume(c, cat, *it);
     check_twins(c, cat);
     vec_for_each(it, &cat->strays) {
         op_say(c->ctx, "note: %s", *it);
@@ -265,7 +294,7 @@ int vol_pool_check(const struct vol_ctx *ctx, const struct pool *pool, bool repa
     if (rc == 0)
         rc = check_intents(&c, images, err);
     if (rc == 0)
-        rc = check_files(&c, err);
+        rc = check_files(&c, images, err);
     if (c.repair)
         pool_close(images); /* also what a killed process has left active */
     if (rc < 0)

@@ -243,8 +243,8 @@ static int say_full(const struct lvm_store *s, const char *why, struct err *err)
 {
     return err_set(err, -ENOSPC,
                    "the metadata area of volume group '%s' is full, there is no room to record an "
-                   "operation: remove volumes or snapshots, or move to a group made with a larger "
-                   "one (pvcreate --metadatasize 64m); %s",
+                   "operation: destroy whole volumes, which needs none, or move to a group made "
+                   "with a larger one (pvcreate --metadatasize 64m); %s",
                    s->dir.lvm.vg, why);
 }
 

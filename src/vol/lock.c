@@ -28,6 +28,7 @@
 #define POOL_LEASE_POLL_NS (20 * NSEC_PER_MSEC)
 #define POOL_BYTE          0
 #define VOLUME_BYTES       (1ull << 62)
+#define TURN_BYTE          ((off_t)(VOLUME_BYTES + 1)) /* who is the next to have the pool's */
 
 static bool takes_locks(const struct pool *pool)
 {
@@ -136,17 +137,28 @@ static int lock_path(const struct pool *pool, const char *images, char **ret, st
 
 /* ---- the pool's ---- */
 
-SUSPENDS static int wait_for_pool(const struct pool *pool, const char *path, uint64_t deadline,
-                                  int *ret_fd, struct err *err)
+SUSPENDS static int wait_for_byte(const struct pool *pool, const char *path, off_t byte,
+                                  uint64_t deadline, int *ret_fd, struct err *err)
 {
     int rc;
 
-    while ((rc = try_lock(path, POOL_BYTE, ret_fd)) == -EAGAIN) {
+    while ((rc = try_lock(path, byte, ret_fd)) == -EAGAIN) {
         if (reactor_now() > deadline)
             return err_set(err, -EBUSY, "storage '%s' is locked by another process", pool->id);
         timer_sleep(2 * NSEC_PER_MSEC);
     }
     return rc < 0 ? err_errno(err, rc, "lock '%s'", path) : 0;
+}
+
+/* In turn: an operation of many steps lets go between them for no longer than it takes to ask
+ * again, and would keep everybody else out. */
+SUSPENDS static int wait_for_pool(const struct pool *pool, const char *path, uint64_t deadline,
+                                  int *ret_fd, struct err *err)
+{
+    _cleanup_(closep) int turn = -1;
+    int rc = wait_for_byte(pool, path, TURN_BYTE, deadline, &turn, err);
+
+    return rc < 0 ? rc : wait_for_byte(pool, path, POOL_BYTE, deadline, ret_fd, err);
 }
 
 /* Processes of this host queue by their own lock: here one of them meets other hosts. */

@@ -137,6 +137,10 @@ SUSPENDS static int recover_all(struct recovery r, struct err *err)
     if (!intents_any(r.images))
         return 0;
     int rc = claim_all(r.pool, r.images, &list, err);
+    if (rc == -EUCLEAN && r.start) { /* nobody can follow it: no guest has to wait for that */
+        op_say(r.ctx, "%s", err ? err_text(err) : "an intent is damaged");
+        return 0;
+    }
     if (rc < 0)
         return rc;
     vec_for_each(it, &list.list) {

@@ -117,7 +117,7 @@ SUSPENDS static int list_ops(struct vol_pool_status *st, const char *images, str
     struct intents list = {0};
     int rc = intents_load(images, true, &list, err);
 
-    if (rc == -EROFS || rc == -EACCES)
+    if (rc == -EROFS || rc == -EACCES || st->nb_missing)
         rc = 0; /* whoever may only look is told nothing of them */
     vec_for_each(it, &list.list) {
         if (rc == 0 && add_op(st, *it) < 0)

@@ -272,7 +272,16 @@ int store_create(const char *path, uint64_t len, struct blk **ret, struct err *e
         .writable = true, .create = !vg, .direct = true, .lock = BLK_LOCK_WRITE};
     int rc = vg ? lvm_store_create(vg, lvm_store_name(vg, path), len, err) : 0;
 
-    return rc < 0 ? rc : blk_file_open(path, &opts, ret, err);
+    if (rc == 0)
+        rc = blk_file_open(path, &opts, ret, err);
+    if (rc == -ENOENT && !vg) { /* the folder of a guest goes with its last volume: that was now */
+        _cleanup_(freep) char *dir = path_dir(path);
+
+        rc = dir ? store_mkdir(dir, err) : err_set(err, -ENOMEM, "out of memory");
+        if (rc == 0)
+            rc = blk_file_open(path, &opts, ret, err);
+    }
+    return rc;
 }
 
 static uint64_t thin_chunk(const struct pool *pool)

@@ -701,6 +701,8 @@ int lvm_store_check_name(const char *dir, const char *stem, struct err *err)
 
     if (!name)
         return err_set(err, -ENOMEM, "out of memory");
+    if (strncmp(stem, "varve-", 6) == 0)
+        return err_set(err, -EINVAL, "'%s': names that begin with varve- are kept for locks", stem);
     if (!lvm_lv_name_ok(s->dir.lvm.vg, name))
         return err_set(err, -EINVAL,
                        "'%s' cannot be a logical volume's name in VG '%s': too long, or of a form "

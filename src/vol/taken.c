@@ -36,7 +36,7 @@ void taken_set_not_before(const char *path, const struct intent *intent)
 {
     struct stat st;
 
-    if (lstat(path, &st) < 0)
+    if (store_stat(path, &st) < 0)
         return;
     if (st.st_mtim.tv_sec < intent->begun.tv_sec)
         taken_set(path, intent->begun);

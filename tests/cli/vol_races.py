@@ -392,7 +392,21 @@ def closed_stdin():
         pool.verify()
 
 
-tests = [serve_and_snapshot, serve_and_rollback, serve_and_destroy_snapshot, serve_and_destroy, renamed_while_waited_for,
+def last_goes_while_one_comes():
+    """a guest's folder goes with its last volume, just before the next one is made in it"""
+    pool = fresh('last')
+    for _ in range(TRIES):
+        pool.create(V)
+        p = subprocess.Popen(pool.argv('destroy', pool.id(V)), env=pool.env(), stdout=subprocess.DEVNULL)
+        pool.create(W)
+        if p.wait(60):
+            raise Failed('destroy ended with %d' % p.returncode)
+        del pool.vols[V]
+        pool.destroy(W)
+    pool.verify()
+
+
+tests = [last_goes_while_one_comes, serve_and_snapshot, serve_and_rollback, serve_and_destroy_snapshot, serve_and_destroy, renamed_while_waited_for,
          at_once_after_start, long_operation, opened_after_a_kill,
          broken, full_xfs, full_ext4, closed_stdin]
 for t in tests:
