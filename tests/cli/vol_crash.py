@@ -1,7 +1,7 @@
 """kill -9 of the manager at every step of every operation on idle volumes; then recovery by the next operation, or by
 pool check --repair: the pool must be what it was before or what the operation makes of it, nothing between."""
 import os
-from volmodel import MIB
+from volmodel import MIB, Pool
 from crashpoints import BASE, run_all
 from proc import need
 
@@ -160,6 +160,15 @@ def import_large(pool):
     with open(src, 'wb') as f:
         f.write(data)
     return ['import', src, pool.id(V)], lambda p: p.vols.update({V: {None: data}})
+
+
+@scenario
+def import_stream(pool):
+    """what is spooled has a length of its own"""
+    one(pool, W)
+    data = os.urandom(3 * MIB) + bytes(MIB)
+    Pool.stdin = data
+    return ['import', '-', pool.id(V)], lambda p: p.vols.update({V: {None: data}})
 
 
 @scenario

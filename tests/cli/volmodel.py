@@ -18,6 +18,7 @@ class Pool:
     """<folder>/<name> with storage.cfg; `vols`: name -> {None: bytes of the current state, snapshot: bytes}.
     With `other` there is a second storage of that name; its volumes are called '<other>:<name>'."""
     is_lvm = False
+    stdin = None    # what a command reads that has the operand "-"
 
     def __init__(self, folder, name='p', keys='', other=None, other_keys=''):
         self.name, self.other, self.path = name, other, os.path.join(folder, name)
@@ -62,6 +63,7 @@ class Pool:
 
     def varve(self, *args, rc=0, env=None, inp=None, timeout=120):
         """runs varve; rc: the status it must end with (None: any)"""
+        inp = self.stdin if inp is None and '-' in args else inp
         p = subprocess.run(self.argv(*args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, input=inp,
                            timeout=timeout, env=self.env(**(env or {})))
         out = p.stdout.decode('utf-8', 'replace')
