@@ -39,7 +39,7 @@ def recover(down, up, volume, by_other):
     """the report of whoever put it right"""
     listed = sh(up, 'varve list')   # a name that a volume is about to get may be there, without a current image
     rows = [r for r in listed.splitlines() if r.startswith('p:%s.qcow2' % volume)]
-    if any('broken' in r for r in rows) or (not rows and volume == DISK):
+    if any('broken' in r for r in rows) or 'idle' not in listed:
         raise Failed('host %d sees, before anything is put right:\n%s' % (up.id, listed))
     if by_other:
         said = next_operation(up, volume)
