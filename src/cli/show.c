@@ -62,10 +62,11 @@ static void add_row(struct list_out *out, const char *name, const char *kind, co
 
     table_out_row(&out->table, name, kind, format, render_size(virtual_len, size, sizeof(size)),
                   render_size(allocated, used, sizeof(used)), state);
-    json_array_append_new(
-        out->json, json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "id", name, "kind", kind, "format",
-                             format, "virtual-size", (json_int_t)virtual_len, "allocated",
-                             (json_int_t)allocated, "served", !strcmp(state, "served")));
+    json_array_append_new(out->json,
+                          json_pack("{s:s, s:s, s:s, s:I, s:I, s:b, s:b}", "id", name, "kind", kind,
+                                    "format", format, "virtual-size", (json_int_t)virtual_len,
+                                    "allocated", (json_int_t)allocated, "served",
+                                    !strcmp(state, "served"), "broken", !strcmp(state, "broken")));
 }
 
 static void list_volume(struct list_out *out, const struct vol_info *v)

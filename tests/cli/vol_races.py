@@ -1,5 +1,5 @@
 """A volume's server starting while an operation changes the volume, pools that are full, volumes that are broken."""
-import os, random, subprocess, sys, time
+import json, os, random, subprocess, sys, time
 from volmodel import MIB, Pool
 from proc import LONG, SEED, VARVE, Failed, done, folder, need, run
 from nbdclient import Nbd
@@ -266,6 +266,9 @@ def broken():
         pool.snapshot(W, 's1')
         pool.snapshot(W, 's2')
         scribble(pool.file(W), how)
+        marked = [v['id'] for v in json.loads(pool.varve('list', '--json')) if v['broken']]
+        if len(marked) != 1 or W not in marked[0]:
+            raise Failed('%s: marked as broken: %s' % (how, marked))
         out = pool.varve('destroy', pool.id(W, 's1'), rc=1)
         if 'broken' not in out:
             raise Failed('%s: destroy of a snapshot says %s' % (how, out))
