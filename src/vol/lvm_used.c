@@ -27,6 +27,24 @@ void lvm_used_init(struct lvm_used *u, const char *vg)
     *u = (struct lvm_used){.vg = vg, .fd = -1};
 }
 
+static void free_texts(char **list, size_t nr)
+{
+    for (size_t i = 0; i < nr; i++)
+        free(list[i]);
+}
+
+void lvm_used_fini(struct lvm_used *u)
+{
+    free_texts(u->list.data, u->list.len);
+    free_texts(u->other.data, u->other.len);
+    vec_free(&u->list);
+    vec_free(&u->other);
+    if (u->fd >= 0)
+        close(u->fd);
+    free(u->path);
+    *u = (struct lvm_used){.fd = -1};
+}
+
 static bool has(char *const *list, size_t nr, const char *uuid)
 {
     for (size_t i = 0; i < nr; i++)

@@ -22,6 +22,8 @@ struct lvm_used {
 };
 
 void lvm_used_init(struct lvm_used *u, const char *vg);
+/* Forgets all; the file stays as it is, as when the process ends. */
+void lvm_used_fini(struct lvm_used *u);
 int lvm_used_add(struct lvm_used *u, const char *uuid, struct err *err); /* there is fine */
 void lvm_used_remove(struct lvm_used *u, size_t index);
 /* Has a process ended without having looked after its own? One look at a folder. */

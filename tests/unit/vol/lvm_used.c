@@ -108,6 +108,7 @@ TEST(those_that_live_are_left_alone)
     lvm_used_remove(&u, 0);
     lvm_used_write(&u);
     CHECK_EQ(nb_files(), 0);
+    lvm_used_fini(&u);
 }
 
 TEST(what_a_killed_one_has_left_is_taken_over)
@@ -127,6 +128,7 @@ TEST(what_a_killed_one_has_left_is_taken_over)
     lvm_used_init(&third, "vg");
     CHECK_EQ(lvm_used_adopt(&third, NULL), 0);
     CHECK_EQ(third.list.len, 0);
+    lvm_used_fini(&third);
     /* of another group nothing is known */
     lvm_used_init(&third, "v");
     CHECK_EQ(lvm_used_adopt(&third, NULL), 0);
@@ -136,6 +138,8 @@ TEST(what_a_killed_one_has_left_is_taken_over)
         lvm_used_remove(&u, 0);
     lvm_used_write(&u);
     CHECK_EQ(nb_files(), 0);
+    lvm_used_fini(&third);
+    lvm_used_fini(&u);
 }
 
 TEST(lines_that_are_cut_off_are_none)
@@ -150,4 +154,5 @@ TEST(lines_that_are_cut_off_are_none)
     CHECK_EQ(u.list.len, 1);
     lvm_used_remove(&u, 0);
     lvm_used_write(&u);
+    lvm_used_fini(&u);
 }
