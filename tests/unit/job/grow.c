@@ -122,6 +122,67 @@ static void qemu_check(const struct loopvol *v)
                 v->dev);
 }
 
+/* ---- a kill; first, since it forks ---- */
+
+SUSPENDS static int write_and_die(void *arg)
+{
+    const struct loopvol *v = arg;
+    struct chain *chain = open_chain(v);
+    struct err err = {0};
+
+    chain_hold(chain);
+    CHECK_EQ(chain_start_ack(chain, &err), 0);
+    chain_release(chain);
+    CHECK(chain_is_ack(chain));
+    for (uint64_t off = 0; off < 40 * MIB; off += MIB) /* across the end */
+        CHECK_EQ(write_at(chain, off, MIB, (uint8_t)(off / MIB)), 0);
+    CHECK(top_stats(chain).extensions > 0);
+    _exit(0);
+}
+
+SUSPENDS static int look_after(void *arg)
+{
+    struct chain *chain = open_chain(arg);
+
+    CHECK_STR(image_ack_note(layer_image(chain_layer(chain, 0))), "");
+    for (uint64_t off = 0; off < 40 * MIB; off += MIB)
+        expect(chain, off, MIB, (uint8_t)(off / MIB));
+    CHECK_EQ(write_at(chain, 100 * MIB, MIB, 1), 0);
+    close_chain(chain);
+    return 0;
+}
+
+SUSPENDS static int make_main(void *arg)
+{
+    make(arg, NULL, false);
+    return 0;
+}
+
+/* Its device is another one's then, and it has another one. */
+TEST(a_journal_is_found_by_the_volume_on_whatever_device)
+{
+    struct loopvol *v = volume("killed", CHUNK), *other;
+    char first[32];
+    int status;
+
+    setenv("VARVE_RUNTIME", test_dir(), 1);
+    pid_t child = fork(); /* this process has no threads as yet */
+    if (child == 0) {
+        reactor_run(make_main, v);
+        reactor_run(write_and_die, v);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    memcpy(first, v->dev, sizeof(first));
+    loopvol_drop(v);
+    other = volume("other", CHUNK);
+    reactor_run(make_main, other);
+    CHECK(loopvol_attach(test_dir(), "killed", &v));
+    reactor_run(look_after, v);
+    qemu_check(v);
+    loopvol_drop(v);
+    loopvol_drop(other);
+}
+
 /* ---- a stream ---- */
 
 CO_TEST(a_stream_onto_a_volume_waits_for_nothing)
@@ -390,64 +451,4 @@ CO_TEST(a_merge_extends_a_raw_volume)
     close_chain(chain);
     loopvol_drop(base);
     loopvol_drop(top);
-}
-
-/* ---- a kill ---- */
-
-SUSPENDS static int write_and_die(void *arg)
-{
-    const struct loopvol *v = arg;
-    struct chain *chain = open_chain(v);
-    struct err err = {0};
-
-    chain_hold(chain);
-    CHECK_EQ(chain_start_ack(chain, &err), 0);
-    chain_release(chain);
-    CHECK(chain_is_ack(chain));
-    for (uint64_t off = 0; off < 40 * MIB; off += MIB) /* across the end */
-        CHECK_EQ(write_at(chain, off, MIB, (uint8_t)(off / MIB)), 0);
-    CHECK(top_stats(chain).extensions > 0);
-    _exit(0);
-}
-
-SUSPENDS static int look_after(void *arg)
-{
-    struct chain *chain = open_chain(arg);
-
-    CHECK_STR(image_ack_note(layer_image(chain_layer(chain, 0))), "");
-    for (uint64_t off = 0; off < 40 * MIB; off += MIB)
-        expect(chain, off, MIB, (uint8_t)(off / MIB));
-    CHECK_EQ(write_at(chain, 100 * MIB, MIB, 1), 0);
-    close_chain(chain);
-    return 0;
-}
-
-SUSPENDS static int make_main(void *arg)
-{
-    make(arg, NULL, false);
-    return 0;
-}
-
-/* Its device is another one's then, and it has another one. */
-TEST(a_journal_is_found_by_the_volume_on_whatever_device)
-{
-    struct loopvol *v = volume("killed", CHUNK), *other;
-    char first[32];
-    int status;
-
-    setenv("VARVE_RUNTIME", test_dir(), 1);
-    reactor_run(make_main, v);
-    pid_t child = fork();
-    if (child == 0)
-        reactor_run(write_and_die, v);
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
-    memcpy(first, v->dev, sizeof(first));
-    loopvol_drop(v);
-    other = volume("other", CHUNK);
-    reactor_run(make_main, other);
-    CHECK(loopvol_attach(test_dir(), "killed", &v));
-    reactor_run(look_after, v);
-    qemu_check(v);
-    loopvol_drop(v);
-    loopvol_drop(other);
 }
