@@ -1,6 +1,6 @@
 """Two hosts with one shared disk as the SAN, a third that lists.
 
-A disk is served on host 1 to a client elsewhere, gets a snapshot, is stopped there and started on host 2 under load; the client goes on at host 2,
+A disk is served on host 1 to a client elsewhere, gets a snapshot, is handed over to host 2 under load; the client goes on there,
 where the disk gets another snapshot and loses the first. Host 3 lists the pool over and over: whatever it sees must have been true. Then what
 a killed server left active on one host, while another host moved, renamed and extended it: nothing old is read.
 """
@@ -24,8 +24,8 @@ def op(host, words):
     print('%5.1f s  host %d: %s' % (time.monotonic() - begin, host.id, words), flush=True)
 
 
-def serve_to_all(host):
-    serve(host, 'p:%s --export nbd,host=10.77.0.%d,port=10809' % (DISK, host.id))
+def serve_to_all(host, *options):
+    serve(host, ' '.join(['p:%s --export nbd,host=10.77.0.%d,port=10809' % (DISK, host.id), *options]))
 
 
 def judge_lists(host, stages):
@@ -55,9 +55,11 @@ def moved(a, b, c):
     client = spawn(c, "python3 /root/moved.py '%s'" % json.dumps(
         {'addresses': [['10.77.0.1', 10809], ['10.77.0.2', 10809]], 'size': SIZE, 'seed': SEED}), limit=900)
     op(a, 'snapshot p:%s@s1' % DISK)
-    stop(a)
+    serve_to_all(b, '--incoming')
+    expect('active on host 2', active(b), {})    # nothing of the disk is looked at before it comes
+    op(a, 'handover p:' + DISK)
     expect('active on host 1', active(a), {})
-    serve_to_all(b)
+    op(b, 'takeover p:' + DISK)
     op(b, 'snapshot p:%s@s2' % DISK)
     op(b, 'destroy p:%s@s1' % DISK)
     c.run('touch /root/lists.stop')

@@ -5,7 +5,7 @@ other; when a server ends it repeats what was not answered at whichever of the a
 It ends when /root/moved.stop is there: it has read the whole disk then, and all was as it was answered.
 """
 import json, os, random, struct, sys, time
-from nbdclient import Nbd
+from nbdclient import Nbd, NbdError
 
 OPTIONS = json.loads(sys.argv[1])
 BLOCK = 4096
@@ -50,6 +50,8 @@ def main():
                 b = rnd.randrange(BLOCKS)
                 known = b not in blocks and disk.read(b * BLOCK, BLOCK)
                 break
+            except NbdError:    # a server whose disk has not come yet: a guest would stand still
+                time.sleep(.05)
             except (OSError, EOFError):
                 disk = connect()
         longest = max(longest, time.monotonic() - begin)
