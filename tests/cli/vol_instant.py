@@ -9,10 +9,12 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 from killmodel import *
 from qmpclient import *
 
-LANES, ROUNDS = 4, 25
+LVM = 'lvm' in sys.argv[1:]    # in a volume group
+LANES, ROUNDS = 4, 8 if LVM else 25
 need('qemu-io')
 D = folder()
 os.environ.update(VARVE_RUNTIME=D + '/run', VARVE_CONFIG=D + '/storage.cfg')
+pool = None
 VOLS = ['p:100/vm-100-disk-%d' % i for i in (0, 1)]
 SOCKS = [D + '/s%d' % i for i in (0, 1)]
 stop = threading.Event()
@@ -40,8 +42,12 @@ def writer(lane):
 
 def numbers(i, snap):
     """what the lanes' sectors hold in a snapshot, as QEMU reads it"""
-    path, raw = '%s/pool/images/100/snap-%s-vm-100-disk-%d.qcow2' % (D, snap, i), D + '/raw'
-    to_raw(path, raw)
+    raw = D + '/raw'
+    if LVM:
+        with pool.opened('100/vm-100-disk-%d' % i, snap) as path:
+            to_raw(path, raw)
+    else:
+        to_raw('%s/pool/images/100/snap-%s-vm-100-disk-%d.qcow2' % (D, snap, i), raw)
     with open(raw, 'rb') as f:
         return [struct.unpack('<Q', os.pread(f.fileno(), 8, lane << 16))[0] for lane in range(LANES)]
 
@@ -83,7 +89,7 @@ def refused(control, text, name, args):
 
 
 def holds():
-    paths = [os.path.join(r, f) for r, _, fs in os.walk(D + '/run') for f in fs if f.endswith('disk-0.qmp')]
+    paths = [os.path.join(r, f) for r, _, fs in os.walk(os.environ['VARVE_RUNTIME']) for f in fs if f.endswith('disk-0.qmp')]
     control = Qmp(paths[0])
     client = Client(SOCKS[0])
     write(client, 0, 1)
@@ -104,7 +110,7 @@ def holds():
     client.answer()
     if time.time() - began > 4:
         raise Failed('a released disk went on waiting')
-    D2 = D + '/pool/images/100/late.qcow2'
+    D2 = D + '/late.qcow2'
     run('qemu-img', 'create', '-q', '-f', 'qcow2', D2, '64M')
     control.execute('blockdev-add', {'driver': 'qcow2', 'node-name': 'late', 'backing': None, 'file': {'driver': 'file', 'filename': D2}})
     refused(control, 'not held any more', 'blockdev-snapshot', {'node': 'vm-100-disk-0', 'overlay': 'late', 'x-varve-held': True})
@@ -112,9 +118,15 @@ def holds():
 
 
 def main():
-    os.makedirs(D + '/pool')
-    with open(D + '/storage.cfg', 'w') as f:
-        f.write('dir: p\n\tpath %s/pool\n\tcontent images\n\tsnapext 1\n' % D)
+    global pool
+    if LVM:
+        from lvmpool import LvmPool
+        pool = LvmPool(D + '/pool')
+        os.environ.update(pool.env(), VARVE_CONFIG=pool.cfg)
+    else:
+        os.makedirs(D + '/pool')
+        with open(D + '/storage.cfg', 'w') as f:
+            f.write('dir: p\n\tpath %s/pool\n\tcontent images\n\tsnapext 1\n' % D)
     for v in VOLS:
         varve('create', v, '64M')
     with Server(VOLS[0], SOCKS[0]) as a, Server(VOLS[1], SOCKS[1]) as b:
