@@ -105,19 +105,33 @@ def loops(folder):
     return found
 
 
+def only_looks(pid):
+    """Who looks for a free loop device has another's open for an instant."""
+    try:
+        with open('/proc/%s/cmdline' % pid, 'rb') as f:
+            words = f.read().split(b'\0')
+    except OSError:
+        return True     # it has ended
+    return os.path.basename(words[0]) in (b'losetup', b'lvm', b'blkid') or any(w.endswith(b'/loops.py') for w in words)
+
+
 def in_use(devices):
     """Those that a process has open."""
     used = set()
     for pid in os.listdir('/proc') if devices else []:
+        has = set()
         try:
             for fd in os.listdir('/proc/%s/fd' % pid) if pid.isdigit() else []:
                 try:
-                    used.add(os.readlink('/proc/%s/fd/%s' % (pid, fd)))
+                    has.add(os.readlink('/proc/%s/fd/%s' % (pid, fd)))
                 except OSError:
                     pass
         except OSError:
             pass
-    return used.intersection(devices)
+        has.intersection_update(devices)
+        if has and not only_looks(pid):
+            used |= has
+    return used
 
 
 def attach(path):
