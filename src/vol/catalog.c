@@ -78,6 +78,15 @@ int catalog_add_stray(struct catalog *cat, const char *path, const char *why)
     return rc;
 }
 
+int catalog_add_leftover(struct catalog *cat, char *path)
+{
+    int rc = vec_push(&cat->leftovers, path);
+
+    if (rc < 0)
+        free(path);
+    return rc;
+}
+
 /* Nothing but zeroes, and small: an image whose first write never reached the disk. */
 static bool is_blank(int fd, off_t len)
 {
@@ -198,13 +207,8 @@ static int scan_entry(struct catalog *cat, int dir_fd, const char *dir, const ch
     _cleanup_(freep) char *path = path_join(dir, name);
     if (!path)
         return -ENOMEM;
-    if (strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX)) == 0) {
-        int rc = vec_push(&cat->leftovers, path);
-
-        if (rc == 0)
-            path = NULL;
-        return rc;
-    }
+    if (strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX)) == 0)
+        return catalog_add_leftover(cat, TAKE_PTR(path));
     if (!S_ISREG(st.st_mode))
         return catalog_add_stray(cat, path, "not a plain file");
     if (!file_split(FORM_FILE, name, stem, sizeof(stem), &format))

@@ -30,13 +30,8 @@ static int make_file(struct catalog *cat, const struct lvm_lv *lv, const char *n
     *ret = NULL;
     if (!path)
         return -ENOMEM;
-    if (strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX)) == 0) {
-        int rc = vec_push(&cat->leftovers, path);
-
-        if (rc == 0)
-            path = NULL;
-        return rc;
-    }
+    if (strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX)) == 0)
+        return catalog_add_leftover(cat, TAKE_PTR(path));
     if (strncmp(name, "del-", 4) == 0)
         return catalog_add_stray(cat, path, "Proxmox VE is removing it");
     if (!file_split(FORM_LV, name, stem, sizeof(stem), &format))

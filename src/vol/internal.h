@@ -112,6 +112,7 @@ SUSPENDS int cvol_activate(const struct catalog *cat, const struct cvol *vol, st
 /* catalog.c, for it: takes the file; what stands in a header is in it. */
 int catalog_add(struct catalog *cat, struct cfile *f);
 int catalog_add_stray(struct catalog *cat, const char *path, const char *why);
+int catalog_add_leftover(struct catalog *cat, char *path); /* takes the path */
 void cfile_free(struct cfile *f);
 int cfile_resolve_backing(struct cfile *f);
 void catalog_free(struct catalog *cat);

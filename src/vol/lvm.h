@@ -165,6 +165,9 @@ SUSPENDS int lvm_head_read(const struct lvm_lv *lv, const char *root, void *buf,
 bool lvm_lv_name_ok(const char *vg, const char *name);
 bool lvm_vg_name_ok(const char *vg);
 bool lvm_tag_ok(const char *tag);
+/* LVM's own variable (DM_DEV_DIR) for another place than /dev; NULL: it is not set. */
+const char *lvm_other_dev_dir(void);
+const char *lvm_dev_dir(void); /* that, or /dev */
 /* The device-mapper name: "vg-lv" with inner dashes doubled. The caller frees; NULL: no memory. */
 char *lvm_dm_name(const char *vg, const char *name);
 /*

@@ -39,7 +39,6 @@ static bool uuid_matches(const char *dm_uuid, const char *lv_uuid)
 /* Under LVM's DM_DEV_DIR there may be nodes of another kind. */
 static bool is_node_of(int fd, const struct lvm_lv *lv)
 {
-    const char *dir = getenv("DM_DEV_DIR");
     char path[64], uuid[DM_UUID_LEN + 8];
     struct stat st;
 
@@ -49,7 +48,7 @@ static bool is_node_of(int fd, const struct lvm_lv *lv)
              minor(st.st_rdev));
     _cleanup_(closep) int sys = open(path, O_RDONLY | O_CLOEXEC);
     if (sys < 0)
-        return dir && *dir;
+        return lvm_other_dev_dir() != NULL;
     ssize_t n = read(sys, uuid, sizeof(uuid) - 1);
     uuid[MAX(n, (ssize_t)0)] = 0;
     uuid[strcspn(uuid, "\n")] = 0;

@@ -103,12 +103,18 @@ char *lvm_dm_name(const char *vg, const char *name)
 
 /* ---- device nodes ---- */
 
-/* LVM's own variable for another place than /dev. */
-static const char *other_dev_dir(void)
+const char *lvm_other_dev_dir(void)
 {
     const char *dir = getenv("DM_DEV_DIR");
 
     return dir && *dir ? dir : NULL;
+}
+
+const char *lvm_dev_dir(void)
+{
+    const char *dir = lvm_other_dev_dir();
+
+    return dir ? dir : "/dev";
 }
 
 /* The device-mapper name of a device, "" if it has none. false: the kernel does not tell. */
@@ -137,7 +143,7 @@ static bool is_node_of(const char *path, const char *dm_name)
 
     if (stat(path, &st) < 0)
         return false;
-    if (other_dev_dir())
+    if (lvm_other_dev_dir())
         return S_ISBLK(st.st_mode) || S_ISREG(st.st_mode);
     if (!S_ISBLK(st.st_mode))
         return false;
@@ -150,7 +156,7 @@ struct nodes {
 
 static int nodes_init(struct nodes *n, const char *vg, const char *name)
 {
-    const char *dir = other_dev_dir() ? other_dev_dir() : "/dev";
+    const char *dir = lvm_dev_dir();
 
     *n = (struct nodes){.dm_name = lvm_dm_name(vg, name)};
     if (!n->dm_name || asprintf(&n->path, "%s/%s/%s", dir, vg, name) < 0) {

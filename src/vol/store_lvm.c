@@ -24,13 +24,6 @@
 
 static VEC(struct lvm_store *) stores;
 
-static const char *dev_dir(void)
-{
-    const char *dir = getenv("DM_DEV_DIR");
-
-    return dir && *dir ? dir : "/dev";
-}
-
 /* ---- the storages ---- */
 
 static struct lvm_store *find_store(const char *vg)
@@ -66,7 +59,7 @@ int lvm_store_open(const struct pool *pool, struct lvm_store **ret, struct err *
         return err_set(err, -EINVAL, "storage '%s': '%s' cannot be a volume group's name", pool->id,
                        pool->vgname);
     s = calloc(1, sizeof(*s));
-    joined = path_join(dev_dir(), pool->vgname);
+    joined = path_join(lvm_dev_dir(), pool->vgname);
     if (s && joined) {
         s->root = path_normal(joined);
         s->dir.lvm.vg = strdup(pool->vgname);
@@ -587,34 +580,19 @@ int lvm_store_unlink(struct lvm_store *s, const char *name, struct err *err)
     return rc;
 }
 
-SUSPENDS static int change_len(struct lvm_store *s, const char *name, uint64_t len, bool grow,
-                               struct err *err)
+int lvm_store_reduce(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
 {
     int rc = lvm_store_begin(s, err);
 
     if (rc < 0)
         return rc;
     const struct lvm_lv *lv = lvm_dir_find(&s->dir, name);
-    if (!lv)
-        rc = err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, name);
-    else if (grow)
-        rc = lvm_extend(&s->dir.lvm, lv->name, len, false, err);
-    else
-        rc = lvm_reduce(&s->dir.lvm, lv->name, len, err);
+    rc = lv ? lvm_reduce(&s->dir.lvm, lv->name, len, err)
+            : err_set(err, -ENOENT, "there is no LV '%s/%s'", s->dir.lvm.vg, name);
     crash_point("lvm-resized");
     lvm_dir_forget(&s->dir);
     lvm_store_end(s);
     return rc;
-}
-
-int lvm_store_extend(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
-{
-    return change_len(s, name, len, true, err);
-}
-
-int lvm_store_reduce(struct lvm_store *s, const char *name, uint64_t len, struct err *err)
-{
-    return change_len(s, name, len, false, err);
 }
 
 int lvm_store_unlink_all(struct lvm_store *s, const char *prefix, struct err *err)

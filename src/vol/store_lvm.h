@@ -81,8 +81,7 @@ void lvm_store_fill_stat(const struct lvm_lv *lv, struct stat *ret);
 SUSPENDS void lvm_store_set_taken(struct lvm_store *s, const char *name, time_t when);
 /* Would LVM take the names of a volume (or a snapshot's element) with this stem? Text only. */
 int lvm_store_check_name(const char *dir, const char *stem, struct err *err);
-/* At least / at most so long, in extents. */
-SUSPENDS int lvm_store_extend(struct lvm_store *s, const char *name, uint64_t len, struct err *err);
+/* At most so long, in extents. */
 SUSPENDS int lvm_store_reduce(struct lvm_store *s, const char *name, uint64_t len, struct err *err);
 /* All of them with one command; those that are active are fine. */
 SUSPENDS int lvm_store_activate(struct lvm_store *s, const char *const *names, struct err *err);
